@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file mok.h
+ * libmok: MoE layers as a service of the node.
+ *
+ * A process opens a session with mokd, joins a group (the ranks of one job that share experts), allocates buffers
+ * that mokd owns, creates layers, and submits forward and backward passes that the device's worker executes.
+ *
+ *     mok_session_open -> mok_group_join -> mok_buffer_alloc ... -> mok_layer_create -> mok_layer_bind
+ *         -> { mok_layer_forward, mok_layer_backward, mok_wait } ... -> mok_session_close
+ *
+ * Return values: 0 (or a count) on success, -MOK_E* (mok/types.h) on failure; mok_strerror() names the code and
+ * mok_last_error() gives the sentence with argument, value and bound. Output parameters called ret_ are written
+ * only on success, unless a function says otherwise.
+ *
+ * Threads: every function may be called from any thread. Calls on one session exclude each other for short
+ * moments only: mok_wait and the collective calls release the session while they sleep. Objects of a session must
+ * not be used during or after mok_session_close. mok_last_error() is a thread's own.
+ *
+ * fork: a child must not use its parent's sessions; every call then returns -MOK_EFORK and changes nothing.
+ *
+ * Letters: T tokens of this rank, H hidden, I intermediate, E experts, K top-k, E_l = E / group size.
+ * Tensors are dense, row-major. BF16 is the upper half of an IEEE 754 binary32.
+ */
+#ifndef MOK_MOK_H
+#define MOK_MOK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "mok/types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MOK_VERSION_MAJOR 0
+#define MOK_VERSION_MINOR 1
+#define MOK_VERSION_PATCH 0
+
+typedef struct mok_session mok_session;
+typedef struct mok_group mok_group;
+typedef struct mok_buffer mok_buffer;
+typedef struct mok_layer mok_layer;
+
+/** Names one submitted operation of a session; never 0, never used twice. */
+typedef uint64_t mok_ticket;
+
+/** "major.minor.patch" of the library that is loaded. */
+const char *mok_version(void);
+/** Short text of a code (either sign); never NULL. */
+const char *mok_strerror(int code);
+/** "MOK_ERANGE" for a code (either sign), "0" for 0, "MOK_E?" for an unknown one; never NULL. */
+const char *mok_error_name(int code);
+/** Sentence of this thread's last failed call; "" if none failed. Valid until this thread's next call. */
+const char *mok_last_error(void);
+
+/* ------------------------------------------------------------------ session */
+
+typedef struct mok_session_options {
+    size_t size;             /**< sizeof(mok_session_options) */
+    const char *socket_path; /**< NULL: $MOK_SOCKET, else /run/mok/mokd.sock */
+    const char *job;         /**< name for people, [A-Za-z0-9._-]{1,63}; NULL: the program's name */
+    uint32_t queue_entries;  /**< submissions that fit a queue, power of two in 4..4096; 0: 64 */
+    uint64_t timeout_ms;     /**< for the connection and each plain answer; 0: 30,000 */
+} mok_session_options;
+
+/**
+ * Connects to mokd and opens a session.
+ * Errors: MOK_EDAEMON nobody listens; MOK_EVERSION; MOK_EQUOTA sessions of the user; MOK_ENAME job; MOK_ERANGE
+ * queue_entries; MOK_EACCESS the socket is not ours to open.
+ */
+int mok_session_open(const mok_session_options *options, mok_session **ret_session);
+/** Closes the session; mokd frees all it owned. Operations in flight are dropped. NULL is fine. */
+void mok_session_close(mok_session *session);
+
+typedef struct mok_device_info {
+    uint32_t index;
+    uint32_t kind;         /**< enum mok_device_kind */
+    char name[MOK_MAX_NAME + 1];
+    uint32_t units;        /**< host: threads; CUDA: SMs */
+    uint32_t up;           /**< 1: usable now */
+    uint64_t memory_bytes; /**< what mokd may hand out on it */
+    uint64_t memory_used;
+} mok_device_info;
+
+/** Fills up to `capacity` entries; returns the number of devices of the node (may exceed capacity). */
+int mok_device_list(mok_session *session, mok_device_info *ret_devices, size_t capacity);
+
+typedef struct mok_limits {
+    uint64_t bytes, bytes_used;       /**< of the user, over all sessions and devices */
+    uint32_t sessions, sessions_used; /**< of the user */
+    uint32_t groups, groups_used;     /**< ranks of groups of this session */
+    uint32_t queue_entries;
+    uint32_t layers;                  /**< of a session */
+    uint32_t buffers;                 /**< of a session */
+} mok_limits;
+
+int mok_limits_query(mok_session *session, mok_limits *ret_limits);
+
+/* ------------------------------------------------------------------ group */
+
+typedef struct mok_group_options {
+    size_t size;         /**< sizeof(mok_group_options) */
+    const char *name;    /**< [A-Za-z0-9._-]{1,63}; the user's own name space */
+    uint32_t ranks;      /**< group size = EP degree, 1..MOK_MAX_EP */
+    uint32_t rank;       /**< of this process, 0..ranks-1 */
+    uint32_t device;     /**< index of the device; each rank has another one */
+    uint64_t timeout_ms; /**< until all have joined; 0: wait for ever */
+} mok_group_options;
+
+/**
+ * Joins; collective, in any order of arrival. Sleeps until all ranks have joined.
+ * Errors: MOK_ENAME; MOK_ERANGE ranks, device; MOK_ERANK rank outside 0..ranks-1 or taken; MOK_EMISMATCH ranks differ
+ * on the size; MOK_EBUSY the device has a rank of this group already; MOK_ETIMEDOUT (the sentence names the missing
+ * ranks); MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE.
+ */
+int mok_group_join(mok_session *session, const mok_group_options *options, mok_group **ret_group);
+/**
+ * Leaves; frees the layers and symmetric buffers of this rank. Other ranks' operations that need this rank end with
+ * MOK_EPEER. NULL is fine. The group's layers and symmetric buffers must not be used afterwards.
+ */
+int mok_group_leave(mok_group *group);
+
+/* ------------------------------------------------------------------ buffers */
+
+/**
+ * Allocates `bytes` (> 0) of symmetric memory; collective: every rank asks for the same size in the same order.
+ * Zeroed. Errors: MOK_EMISMATCH (sizes differ; all ranks get it), MOK_EQUOTA, MOK_ENOMEM, MOK_ETIMEDOUT, MOK_EPEER,
+ * MOK_EFDS this process can take no more descriptors.
+ */
+int mok_buffer_alloc_symmetric(mok_group *group, uint64_t bytes, uint64_t timeout_ms, mok_buffer **ret_buffer);
+/** Allocates `bytes` (> 0) that only this rank's device reads and writes. Zeroed. Not collective. */
+int mok_buffer_alloc_private(mok_session *session, uint32_t device, uint64_t bytes, mok_buffer **ret_buffer);
+/** Frees; -MOK_EBUSY while an operation or a layer's binding uses it. NULL is fine. */
+int mok_buffer_free(mok_buffer *buffer);
+/** Address in this process; host devices: ordinary memory. 2 MiB-aligned is not promised, 4 KiB is. */
+void *mok_buffer_data(const mok_buffer *buffer);
+uint64_t mok_buffer_size(const mok_buffer *buffer);
+
+/** A region of a buffer. {NULL, 0, 0} means absent. `bytes` 0 with a buffer: up to the buffer's end. */
+typedef struct mok_view {
+    mok_buffer *buffer;
+    uint64_t offset; /**< bytes; multiple of 16 */
+    uint64_t bytes;
+} mok_view;
+
+/* ------------------------------------------------------------------ layers */
+
+typedef struct mok_layer_options {
+    size_t size;                  /**< sizeof(mok_layer_options) */
+    uint32_t hidden;              /**< H, multiple of 16 */
+    uint32_t intermediate;        /**< I, multiple of 16 */
+    uint32_t experts;             /**< E of the whole group, multiple of the group size */
+    uint32_t topk;                /**< K, 1..64 */
+    uint32_t max_tokens;          /**< no rank submits more tokens than this; the same on all ranks */
+    uint32_t precision;           /**< enum mok_precision */
+    uint32_t shared_intermediate; /**< width of the shared expert, multiple of 16; 0: none */
+    float clamp;                  /**< L > 0: gate <- min(gate, L), up <- min(max(up, -L), L); 0: none */
+    uint64_t ring_bytes;          /**< token ring; 0: the plan's choice */
+    uint32_t minibatch_rows;      /**< 0: the plan's choice */
+    uint32_t comm_units;          /**< 0: the plan's choice */
+} mok_layer_options;
+
+/** Exact bytes. */
+typedef struct mok_layer_memory {
+    uint64_t symmetric_bytes;         /**< workspace peers map, charged to this rank */
+    uint64_t private_bytes;           /**< workspace of this rank */
+    uint64_t context_full_bytes;      /**< a saved context, MOK_CONTEXT_FULL */
+    uint64_t context_recompute_bytes; /**< a saved context, MOK_CONTEXT_RECOMPUTE */
+} mok_layer_memory;
+
+/** What mok_layer_create with these options takes; allocates nothing. Errors as mok_layer_create. */
+int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, mok_layer_memory *ret_memory);
+/**
+ * Creates a layer; collective, same options and same order on all ranks.
+ * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_EMISMATCH names the ranks and the option that
+ * differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
+ */
+int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
+/** Destroys; -MOK_EBUSY while operations are in flight. NULL is fine. */
+int mok_layer_destroy(mok_layer *layer);
+/** Copies the plan, "what = value (reason)" lines, and returns the length without the terminator, as snprintf. */
+int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacity);
+
+/** Parameters and weight gradients; absent ones stay unbound (a forward needs no gradients). */
+typedef struct mok_layer_params {
+    size_t size;    /**< sizeof(mok_layer_params) */
+    mok_view gate;  /**< BF16 [E_l][I][H] */
+    mok_view up;    /**< BF16 [E_l][I][H] */
+    mok_view down;  /**< BF16 [E_l][H][I] */
+    mok_view d_gate; /**< F32 [E_l][I][H], accumulated into */
+    mok_view d_up;   /**< F32 [E_l][I][H] */
+    mok_view d_down; /**< F32 [E_l][H][I] */
+    mok_view shared_gate, shared_up; /**< BF16 [Is][H] */
+    mok_view shared_down;            /**< BF16 [H][Is] */
+    mok_view d_shared_gate, d_shared_up, d_shared_down; /**< F32, this rank's tokens only */
+    mok_view gate_scale, up_scale, down_scale;          /**< MXFP8: E8M0 */
+} mok_layer_params;
+
+/**
+ * Binds parameters; replaces the earlier binding whole. -MOK_EBUSY while operations of the layer are in flight.
+ * Errors: MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER name the parameter.
+ */
+int mok_layer_bind(mok_layer *layer, const mok_layer_params *params);
+
+/* ------------------------------------------------------------------ operations */
+
+#define MOK_FORWARD_ACCUMULATE_OUT (1u << 0)    /**< out += instead of out = */
+#define MOK_BACKWARD_OVERWRITE_WGRAD (1u << 1)  /**< weight gradients = instead of += */
+
+/**
+ * out[t] = shared(x[t]) + sum over k ascending of topk_weight[t,k] * expert_{ids[t,k]}(x[t])
+ * expert(v) = down (silu(gate v) * (up v)); ids -1: no expert.
+ */
+typedef struct mok_forward_args {
+    size_t size;          /**< sizeof(mok_forward_args) */
+    uint32_t tokens;      /**< T, 0..max_tokens; may differ between ranks */
+    uint32_t context_mode; /**< enum mok_context_mode, the same on all ranks */
+    uint32_t flags;       /**< MOK_FORWARD_*, the same on all ranks */
+    uint64_t timeout_ns;  /**< counted from the moment all ranks joined; 0: none */
+    mok_view x;           /**< BF16 [T][H], symmetric */
+    mok_view ids;         /**< I32 [T][K], -1..E-1 */
+    mok_view topk_weight; /**< F32 [T][K] */
+    mok_view out;         /**< BF16 [T][H]; must not overlap an input */
+    mok_view context;     /**< written; absent with MOK_CONTEXT_NONE */
+} mok_forward_args;
+
+/** Gradients of sum(out * d_out). The shared expert's part of d_x is included. */
+typedef struct mok_backward_args {
+    size_t size;           /**< sizeof(mok_backward_args) */
+    uint32_t tokens;       /**< as in the forward that wrote the context */
+    uint32_t flags;        /**< MOK_BACKWARD_*, the same on all ranks */
+    uint64_t timeout_ns;   /**< as in forward */
+    mok_view x;            /**< BF16 [T][H], symmetric, unchanged since forward */
+    mok_view context;      /**< as forward left it; can be used again */
+    mok_view d_out;        /**< BF16 [T][H], symmetric */
+    mok_view d_x;          /**< BF16 [T][H], written */
+    mok_view d_topk_weight; /**< F32 [T][K], written; exactly 0 at ids -1 */
+} mok_backward_args;
+
+/**
+ * Submits; never blocks. All ranks of the group submit the same sequence of operations on a layer; layers are
+ * independent of each other. The views' memory belongs to the operation until it has completed.
+ * Errors found at once: MOK_EARG, MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER, MOK_EAGAIN (queue full: reap).
+ * Errors that complete the operation: the same, and MOK_EEXPERT (rank, token and slot of the first bad id; nothing is
+ * written, all ranks get it), MOK_EMISMATCH, MOK_EPEER, MOK_EWORKER, MOK_ETIMEDOUT, MOK_ECANCELED, MOK_EDAEMON.
+ */
+int mok_layer_forward(mok_layer *layer, const mok_forward_args *args, mok_ticket *ret_ticket);
+int mok_layer_backward(mok_layer *layer, const mok_backward_args *args, mok_ticket *ret_ticket);
+/** Submits an operation that does nothing, to the worker of `device`. */
+int mok_nop(mok_session *session, uint32_t device, mok_ticket *ret_ticket);
+
+/** What an operation came to. */
+typedef struct mok_result {
+    int code;             /**< 0 or -MOK_E* */
+    uint32_t engine;      /**< enum mok_device_kind that really ran */
+    uint32_t precision;   /**< enum mok_precision that really ran; 0 for a no-op */
+    uint64_t rows;        /**< rows that this rank's experts processed */
+    uint64_t dropped;     /**< always 0 */
+    uint64_t device_ns;   /**< device time used */
+} mok_result;
+
+/**
+ * mok_poll: 1 and *ret_result if the operation has completed, 0 if not yet.
+ * mok_wait: sleeps until it has (0) or `timeout_ns` is over (-MOK_ETIMEDOUT: it is still in flight; the sentence
+ * names the ranks that are missing, where that is known); timeout_ns < 0: no time-out.
+ * A ticket's result can be had once; then, as for any unknown ticket: -MOK_ENOENT. ret_result may be NULL. The
+ * operation's own failure is ret_result->code; with ret_result NULL it is returned. mok_last_error() has its sentence.
+ */
+int mok_poll(mok_session *session, mok_ticket ticket, mok_result *ret_result);
+int mok_wait(mok_session *session, mok_ticket ticket, int64_t timeout_ns, mok_result *ret_result);
+/**
+ * Asks that the operation end early: it then completes with -MOK_ECANCELED on all ranks.
+ * -MOK_EBUSY: too late, all ranks have joined and it will complete by itself. -MOK_ENOENT: completed or unknown.
+ */
+int mok_cancel(mok_session *session, mok_ticket ticket);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The dispatcher's state machine: one operation of one rank, from submitted to done, without ever waiting.
+ *
+ *   SUBMITTED -> PREPARING -> READY -(all ranks ready)-> MAIN -> PUSHED -(all ranks pushed)-> REDUCING -> DONE
+ *                                  \-(some rank not well)-----> PUSHED (nothing ran) ------------------> DONE
+ *
+ * Ranks tell each other through struct mok_layer_flags at the start of each symmetric workspace: monotonic
+ * sequence numbers, one writer each. A rank publishes ready(n + 1) only after its own done(n), and done(n) only
+ * after all ranks pushed(n): so info(n) and the slots stay valid for as long as anyone can look.
+ * An operation that fails takes the same road, so that all ranks see the same verdict.
+ * Compiles as C and as CUDA C; on the host, flags are C atomics.
+ */
+#ifndef MOK_KERNELS_DISPATCH_H
+#define MOK_KERNELS_DISPATCH_H
+
+#include "layer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a rank says about its operation `seq`; constant from ready(seq) until its done(seq). */
+struct mok_op_info {
+    uint64_t seq;
+    uint32_t kind;
+    uint32_t context_mode;
+    uint32_t flags;
+    uint32_t tokens;
+    int32_t status; /* 0, or -MOK_E*: this rank is not well, nobody runs */
+    uint32_t argument;
+    uint64_t bad_token;
+    uint64_t bad_slot;
+    int64_t bad_value;
+    uint32_t x_buffer, d_out_buffer; /* symmetric buffer ids; 0: none (T = 0) */
+    uint64_t x_offset, d_out_offset;
+};
+
+#define MOK_FLAGS_BYTES 4096
+struct mok_layer_flags {
+    uint64_t ready;  /* highest sequence number whose inputs are there */
+    uint8_t pad0[120];
+    uint64_t pushed; /* highest sequence number whose rows have been pushed */
+    uint8_t pad1[120];
+    uint32_t sleeping; /* the worker of this rank sleeps: ring its doorbell after writing a flag */
+    uint8_t pad2[124];
+    struct mok_op_info info;
+};
+
+enum mok_op_state {
+    MOK_ST_SUBMITTED = 0,
+    MOK_ST_PREPARING,
+    MOK_ST_READY,
+    MOK_ST_MAIN,
+    MOK_ST_PUSHED,
+    MOK_ST_REDUCING,
+    MOK_ST_DONE,
+};
+
+/* What the caller has to do next. */
+enum mok_dispatch_action {
+    MOK_ACT_WAIT = 0,  /* nothing: look again when a flag moved */
+    MOK_ACT_PREPARE,   /* start MOK_PHASE_PREPARE, then report with mok_dispatch_phase_done */
+    MOK_ACT_MAIN,      /* fill in the peers from their infos, start MOK_PHASE_MAIN, then report */
+    MOK_ACT_REDUCE,    /* start MOK_PHASE_REDUCE, then report */
+    MOK_ACT_COMPLETE,  /* result is final */
+};
+
+struct mok_dispatch_op {
+    enum mok_op_state state;
+    uint64_t seq;
+    struct mok_op_info info;      /* this rank's, published at READY */
+    struct mok_op_result result;  /* final in DONE */
+    uint32_t fault_rank;          /* rank whose status made the operation fail */
+    uint64_t all_ready_ns;        /* when all ranks were seen ready; 0: not yet */
+};
+
+/* One layer's flags as one rank sees them. */
+struct mok_dispatch_view {
+    uint32_t ep, rank;
+    struct mok_layer_flags *flags[MOK_MAX_EP];
+};
+
+/* Readies `op` to run as number `seq` (1, 2, ...: the layer's count of operations). */
+void mok_dispatch_begin(struct mok_dispatch_op *op, uint64_t seq, const struct mok_op_info *info);
+
+/* Advances as far as flags allow; `now_ns` is any monotonic clock. Sets *ret_flags_moved when peers should be woken. */
+enum mok_dispatch_action mok_dispatch_step(struct mok_dispatch_op *op, const struct mok_dispatch_view *view,
+                                           uint64_t now_ns, bool *ret_flags_moved);
+
+/* Takes the outcome of the phase that the last action asked for. */
+void mok_dispatch_phase_done(struct mok_dispatch_op *op, const struct mok_op_result *result);
+
+/* Before READY: makes the operation fail on all ranks with `code` (cancel). Returns -MOK_EBUSY once it is too late. */
+int mok_dispatch_cancel(struct mok_dispatch_op *op, int code);
+
+/* Ranks that are not ready (before MAIN) or have not pushed (after): bit r % 64 of ret_mask[r / 64]. Returns the count. */
+uint32_t mok_dispatch_missing(const struct mok_dispatch_op *op, const struct mok_dispatch_view *view,
+                              uint64_t ret_mask[MOK_MAX_EP / 64]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

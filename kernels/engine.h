@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine interface: what the worker (or a test, in its own process) drives.
+ * An engine owns one device. It runs one phase of one operation at a time and never waits for another rank.
+ */
+#ifndef MOK_KERNELS_ENGINE_H
+#define MOK_KERNELS_ENGINE_H
+
+#include "layer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct mok_engine;       /* one open device */
+struct mok_engine_layer; /* one layer of one rank on it */
+
+struct mok_engine_config {
+    uint32_t index;       /* cuda: device ordinal */
+    uint32_t threads;     /* host: threads, >= 1 */
+    void (*notify)(void *cookie); /* called from an engine thread when a phase has ended; may be NULL */
+    void *cookie;
+    uint32_t chaos_delay_us; /* tests: random delays at task borders, up to this; 0: none */
+};
+
+/* The phases of an operation. Between them the device is free for other operations. */
+enum mok_phase {
+    MOK_PHASE_PREPARE = 1, /* validate ids or context; stage routing in the symmetric workspace */
+    MOK_PHASE_MAIN = 2,    /* all ranks ready: schedule, dispatch, experts, push */
+    MOK_PHASE_REDUCE = 3,  /* all ranks pushed: sum the slots */
+};
+
+struct mok_engine_ops {
+    const char *name;
+    uint32_t kind; /* enum mok_device_kind */
+
+    /* Says whether the device can be used and how big it is. 0, or -MOK_E* with the reason. */
+    int (*probe)(const struct mok_engine_config *config, struct mok_device_limits *ret, struct mok_message *message);
+
+    int (*open)(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message);
+    void (*close)(struct mok_engine *engine); /* NULL is fine; aborts what runs */
+
+    /* Memory: zeroed, shareable by descriptor, mapped where asked. */
+    int (*memory_alloc)(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message);
+    int (*memory_map)(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message);
+    void (*memory_unmap)(struct mok_engine *engine, void *address, uint64_t bytes);
+
+    /* `symmetric`: [ep] mapped symmetric workspaces in rank order. `private_memory`: plan->private_bytes. */
+    int (*layer_open)(struct mok_engine *engine, const struct mok_plan *plan, void *const *symmetric,
+                      void *private_memory, struct mok_engine_layer **ret, struct mok_message *message);
+    void (*layer_close)(struct mok_engine_layer *layer); /* not while a phase of it runs */
+
+    /* Starts a phase; `args` must live until it has ended. -MOK_EBUSY while another phase runs. */
+    int (*start)(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase);
+    /* 1 and *ret once the phase started last has ended (told once), 0 while it runs or when none was started. */
+    int (*poll)(struct mok_engine *engine, struct mok_op_result *ret);
+    /* Asks the running phase to stop soon; it then ends with -MOK_ECANCELED. */
+    void (*abort)(struct mok_engine *engine);
+};
+
+extern const struct mok_engine_ops mok_host_engine;
+
+/* The engine of a device kind, or NULL where this build has none. */
+const struct mok_engine_ops *mok_engine_find(uint32_t kind);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
