@@ -4,7 +4,7 @@
  *
  * Three sealed memfds, all made by mokd:
  *   control  worker writes, client maps read-only: header, SQ head, wake-up flag, CQ tail, CQ entries
- *   submit   client writes, worker maps read-write and trusts nothing: SQ tail, SQ entries, CQ head, sleeping count
+ *   submit   client writes, worker maps read-only and trusts nothing: SQ tail, SQ entries, CQ head, sleeping count
  *   inflight worker and mokd only: what was taken and not yet completed, so that it survives a worker
  */
 #ifndef MOK_RING_ABI_H
@@ -145,7 +145,8 @@ struct mok_ring_header {
 
     _Alignas(64) uint32_t sq_head;  /* worker: entries taken */
     _Alignas(64) uint32_t sq_flags; /* worker: MOK_SQ_* */
-    _Alignas(64) uint32_t cq_tail;  /* worker: completions published; the futex clients sleep on */
+    _Alignas(64) uint32_t cq_tail;  /* worker: completions published */
+    uint32_t cq_wakeups;            /* worker or mokd: the futex clients sleep on; moves at each wake-up */
     _Alignas(64) uint32_t state;    /* worker or mokd: MOK_RING_OPEN or _CLOSED */
     int32_t close_code;             /* -MOK_E*, valid once state is closed */
 };
