@@ -205,8 +205,8 @@ static void collect_fds(struct msghdr *header, struct mok_wire_fds *fds)
     }
 }
 
-int mok_wire_recv(int fd, const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret_message,
-                  struct mok_wire_fds *ret_fds)
+int mok_wire_recv_lossy(int fd, const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret_message,
+                        struct mok_wire_fds *ret_fds)
 {
     _cleanup_wire_fds_ struct mok_wire_fds fds = MOK_WIRE_FDS_INIT;
     _cleanup_free_ uint8_t *bytes = malloc(MOK_WIRE_MAX_BYTES);
@@ -229,21 +229,35 @@ int mok_wire_recv(int fd, const ProtobufCMessageDescriptor *type, ProtobufCMessa
         return recv_error(errno);
 
     collect_fds(&header, &fds);
-    if (header.msg_flags & MSG_CTRUNC)
-        return ret_fds ? -MOK_EFDS : -MOK_EPROTO;
-    if (header.msg_flags & MSG_TRUNC)
+    bool lost = header.msg_flags & MSG_CTRUNC;
+    if ((lost && !ret_fds) || (header.msg_flags & MSG_TRUNC))
         return -MOK_EPROTO;
     if (size == 0)
-        return fds.count > 0 ? -MOK_EPROTO : 0;
+        return fds.count > 0 || lost ? -MOK_EPROTO : 0;
 
     int r = mok_wire_unpack(type, bytes, (size_t)size, ret_message);
     if (r < 0)
-        return r;
-    if (ret_fds) {
+        return lost ? -MOK_EFDS : r;
+    if (ret_fds && !lost) {
         *ret_fds = fds;
         fds.count = 0;
     }
-    return 1;
+    return lost ? 2 : 1;
+}
+
+int mok_wire_recv(int fd, const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret_message,
+                  struct mok_wire_fds *ret_fds)
+{
+    ProtobufCMessage *message = NULL;
+
+    int r = mok_wire_recv_lossy(fd, type, &message, ret_fds);
+    if (r == 2) {
+        mok_wire_free(message);
+        return -MOK_EFDS;
+    }
+    if (r == 1)
+        *ret_message = message;
+    return r;
 }
 
 /* ------------------------------------------------------------------ waiting messages */

@@ -49,6 +49,12 @@ int mok_wire_send(int fd, const ProtobufCMessage *message, const int *fds, size_
  */
 int mok_wire_recv(int fd, const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret_message,
                   struct mok_wire_fds *ret_fds);
+/*
+ * As mok_wire_recv, for who wants to know whose descriptors were lost: 2 when they were, with *ret_message set and
+ * *ret_fds untouched; the connection can go on.
+ */
+int mok_wire_recv_lossy(int fd, const ProtobufCMessageDescriptor *type, ProtobufCMessage **ret_message,
+                        struct mok_wire_fds *ret_fds);
 void mok_wire_free(ProtobufCMessage *message); /* NULL is fine */
 
 /* The part of receiving that has no socket. -MOK_EPROTO, -MOK_ENOMEM. */
