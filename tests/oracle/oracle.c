@@ -45,19 +45,6 @@ void result_free(struct result *result)
     memset(result, 0, sizeof(*result));
 }
 
-bool result_equal(const struct result *a, const struct result *b)
-{
-    for (int i = 0; i < RESULT_COUNT; i++) {
-        for (size_t n = 0; n < a->count[i]; n++) {
-            if (!memcmp(&a->array[i][n], &b->array[i][n], sizeof(double)))
-                continue;
-            fprintf(stderr, "%s[%zu]: %a and %a differ\n", result_name[i], n, a->array[i][n], b->array[i][n]);
-            return false;
-        }
-    }
-    return true;
-}
-
 double relative_error(const double *got, const double *want, size_t count)
 {
     double difference = 0, norm = 0;

@@ -38,8 +38,6 @@ struct result {
 /* Zeroed arrays for the shape of `problem`. */
 void result_alloc(const struct problem *problem, struct result *ret);
 void result_free(struct result *result);
-/* True if all arrays hold the same bits. Names the first difference on stderr otherwise. */
-bool result_equal(const struct result *a, const struct result *b);
 /* Norm of the difference over the norm of `want`; 0 when both are 0, infinity where anything is not finite. */
 double relative_error(const double *got, const double *want, size_t count);
 double result_error(const struct result *got, const struct result *want, enum result_array array);
