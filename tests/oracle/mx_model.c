@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#include "bf16.h"
+#include "plain_bf16.h"
 
 double mx_model_decode(uint8_t code)
 {

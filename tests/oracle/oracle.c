@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bf16.h"
+#include "plain_bf16.h"
 
 const char *const result_name[RESULT_COUNT] = {
     "out", "d_x", "d_topk_weight", "d_gate", "d_up", "d_down", "d_shared_gate", "d_shared_up", "d_shared_down",

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bf16.h"
+#include "plain_bf16.h"
 
 static void *must_alloc(size_t count, size_t size)
 {

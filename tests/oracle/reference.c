@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bf16.h"
+#include "plain_bf16.h"
 
 struct float_network {
     size_t hidden, width;

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "bf16.h"
+#include "plain_bf16.h"
 #include "util.h"
 
 static void split_evenly(uint32_t tokens, uint32_t ranks, uint32_t *ret)

@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "bf16.h"
+#include "plain_bf16.h"
 #include "check.h"
 #include "harness.h"
 

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "bf16.h"
+#include "plain_bf16.h"
 #include "mx_model.h"
 #include "oracle.h"
 #include "vectors.h"

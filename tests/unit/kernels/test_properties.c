@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "bf16.h"
+#include "plain_bf16.h"
 #include "check.h"
 #include "harness.h"
 

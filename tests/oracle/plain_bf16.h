@@ -2,8 +2,8 @@
 /*
  * BF16 in the tests' own words: written apart from the product's, so that a mistake in one is seen by the other.
  */
-#ifndef MOK_TESTS_BF16_H
-#define MOK_TESTS_BF16_H
+#ifndef MOK_TESTS_PLAIN_BF16_H
+#define MOK_TESTS_PLAIN_BF16_H
 
 #include <math.h>
 #include <stdint.h>
