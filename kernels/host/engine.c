@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_THREADS 1024u
@@ -91,14 +93,36 @@ static int host_open(const struct mok_engine_config *config, struct mok_engine *
     return 0;
 }
 
+/* What the kernel thinks it can give without swapping; all of physical memory where it does not say. */
+static uint64_t memory_available(void)
+{
+    unsigned long long kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    char line[128];
+
+    while (file && fgets(line, sizeof(line), file))
+        if (sscanf(line, "MemAvailable: %llu kB", &kib) == 1)
+            break;
+    if (file)
+        fclose(file);
+    if (kib > 0)
+        return (uint64_t)kib * 1024;
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 /* Sealed, so that no holder of the descriptor can take pages away under us; allocated, so that no write can fail. */
 static int host_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message)
 {
+    uint64_t available = memory_available();
     int fd, r;
 
     (void)engine;
-    if (bytes == 0 || bytes > INT64_MAX)
-        return fail(message, -MOK_ERANGE, "bytes = %llu is outside 1..2^63-1", (unsigned long long)bytes);
+    if (bytes == 0)
+        return fail(message, -MOK_ERANGE, "bytes = 0, at least 1 is needed");
+    /* asked first: an allocation that cannot succeed would take every page there is before it fails */
+    if (bytes > available)
+        return fail(message, -MOK_ENOMEM, "bytes = %llu exceeds the %llu bytes that this host has available",
+                    (unsigned long long)bytes, (unsigned long long)available);
     fd = memfd_create("mok", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return fail(message, errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO, "memfd_create: errno %d",
@@ -119,9 +143,15 @@ static int host_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret
 
 static int host_memory_map(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message)
 {
+    struct stat st;
     void *address;
 
     (void)engine;
+    if (fstat(fd, &st) < 0)
+        return fail(message, -MOK_EBUFFER, "descriptor %d: errno %d", fd, errno);
+    if (bytes == 0 || (uint64_t)st.st_size < bytes)
+        return fail(message, -MOK_ESIZE, "bytes = %llu is outside 1..%llu, the size of what is mapped",
+                    (unsigned long long)bytes, (unsigned long long)st.st_size);
     address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (address == MAP_FAILED)
         return fail(message, errno == ENOMEM ? -MOK_ENOMEM : -MOK_EIO, "mapping %llu bytes: errno %d",
