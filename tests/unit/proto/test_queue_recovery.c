@@ -2,7 +2,6 @@
 /* A worker may die between any two instructions; the client then gets each owed completion once, and only once. */
 #include "support.h"
 
-#include <limits.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
@@ -193,26 +192,6 @@ static void work_and_exit(struct parties *p, enum work work, uint32_t slot)
     _exit(0);
 }
 
-/* Lets the child run `steps` instructions, or to the end of its work, and kills it. Returns the steps made. */
-static unsigned long run_and_kill(pid_t child, unsigned long steps)
-{
-    unsigned long made = 0;
-    int status;
-
-    assert_int_equal(waitpid(child, &status, 0), child);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
-        skip();
-    assert_true(WIFSTOPPED(status));
-    for (; made < steps && !mok_load_acquire(done); made++) {
-        assert_int_equal(ptrace(PTRACE_SINGLESTEP, child, NULL, NULL), 0);
-        assert_int_equal(waitpid(child, &status, 0), child);
-        assert_true(WIFSTOPPED(status));
-    }
-    kill(child, SIGKILL);
-    assert_int_equal(waitpid(child, &status, 0), child);
-    return made;
-}
-
 static void assert_one_completion_each(struct parties *p)
 {
     uint32_t told = p->mokd.header->sq_head - NEAR_WRAP;
@@ -236,57 +215,93 @@ static void assert_one_completion_each(struct parties *p)
     assert_int_equal(seen, ((uint64_t)1 << told) - 1);
 }
 
-static unsigned long death_after(enum work work, unsigned long steps, uint32_t sleepers)
+/* What a death now would leave behind, as a queue of its own. False: the same as last time. */
+static bool copy_remains(const struct parties *from, struct parties *to)
 {
-    struct parties p;
+    const struct mok_queue_layout *layout = &from->mokd.layout;
+
+    if (memcmp(to->mokd.inflight, from->mokd.inflight, layout->inflight_bytes) == 0 &&
+        memcmp(to->mokd.header, from->mokd.header, layout->control_bytes) == 0)
+        return false;
+    memcpy(to->mokd.inflight, from->mokd.inflight, layout->inflight_bytes);
+    memcpy(to->mokd.header, from->mokd.header, layout->control_bytes);
+    memcpy(to->client.submit, from->client.submit, layout->submit_bytes);
+    to->client.sq_tail = from->client.sq_tail;
+    to->client.cq_head = from->client.cq_head;
+    return true;
+}
+
+static void recover_and_check(struct parties *p)
+{
+    mok_queue_recover(&p->mokd, -MOK_EWORKER);
+    mok_queue_close(&p->mokd, -MOK_EWORKER);
+    assert_one_completion_each(p);
+}
+
+static void wait_for_stop(pid_t child)
+{
+    int status;
+
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        skip();
+    assert_true(WIFSTOPPED(status));
+}
+
+/*
+ * Stops the worker after each instruction. All that outlives a worker is its shared memory, so recovering a copy of
+ * that is as good as killing the worker there; at last it is killed indeed.
+ */
+static void die_at_each_instruction(enum work work, uint32_t sleepers)
+{
+    struct parties p, remains;
+    unsigned long instructions = 0, different = 0;
+    int status;
 
     parties_open(&p, ENTRIES, NEAR_WRAP);
+    parties_open(&remains, ENTRIES, NEAR_WRAP);
     for (uint64_t i = 0; i < 3; i++)
         assert_int_equal(submit(&p.client, i), 0);
     p.client.submit->cq_sleepers = sleepers;
     take(&p.worker, 0);
     uint32_t slot = take(&p.worker, 1);
-    *done = 0;
+    done = mmap(NULL, sizeof(*done), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(done, MAP_FAILED);
+
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0)
         work_and_exit(&p, work, slot);
-    unsigned long made = run_and_kill(child, steps);
-    mok_queue_recover(&p.mokd, -MOK_EWORKER);
-    mok_queue_close(&p.mokd, -MOK_EWORKER);
-    assert_one_completion_each(&p);
-    parties_close(&p);
-    return made;
-}
-
-/* Every number of instructions once, in an order that covers the whole evenly when time runs out before. */
-static void kill_at_each_instruction(enum work work)
-{
-    const unsigned long stride = 7919;
-    uint64_t until = mok_now_ns() + 1500000000u;
-    unsigned long deaths = 0;
-
-    done = mmap(NULL, sizeof(*done), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    assert_ptr_not_equal(done, MAP_FAILED);
-    unsigned long total = death_after(work, ULONG_MAX, 1);
-    assert_true(total > 50);
-    for (; deaths < total && mok_now_ns() < until; deaths++)
-        death_after(work, deaths * stride % total, deaths & 1);
+    for (wait_for_stop(child); !mok_load_acquire(done); instructions++) {
+        assert_int_equal(ptrace(PTRACE_SINGLESTEP, child, NULL, NULL), 0);
+        wait_for_stop(child);
+        if (copy_remains(&p, &remains)) {
+            recover_and_check(&remains);
+            copy_remains(&p, &remains);
+            different++;
+        }
+    }
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    recover_and_check(&p);
+    print_message("%lu instructions, %lu different remains\n", instructions, different);
+    assert_true(instructions > 30 && different >= 4);
     munmap(done, sizeof(*done));
-    print_message("killed at %lu of %lu instructions\n", deaths, total);
-    assert_true(deaths > 10);
+    parties_close(&p);
+    parties_close(&remains);
 }
 
 static void a_worker_killed_at_any_instruction_of_taking_leaves_one_completion_each(void **state)
 {
     (void)state;
-    kill_at_each_instruction(WORK_TAKE);
+    die_at_each_instruction(WORK_TAKE, 0);
 }
 
 static void a_worker_killed_at_any_instruction_of_completing_leaves_one_completion_each(void **state)
 {
     (void)state;
-    kill_at_each_instruction(WORK_COMPLETE);
+    die_at_each_instruction(WORK_COMPLETE, 0);
+    die_at_each_instruction(WORK_COMPLETE, 1);
 }
 
 int main(void)

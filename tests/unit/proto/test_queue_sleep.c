@@ -17,7 +17,7 @@
 #define STOP UINT64_MAX
 
 #define ROUNDS 200000u
-#define BUDGET_NS 1200000000u
+#define BUDGET_NS 600000000u
 
 /* Mostly none, often a few instructions, now and then the processor to somebody else. */
 static void pause_at_random(uint64_t *seed)
@@ -171,6 +171,191 @@ static void two_processes_never_sleep_through_a_wake_up(void **state)
     assert_true(rounds > 1000);
 }
 
+/* ------------------------------------------------------------------ head on */
+
+/*
+ * Two threads meet at a barrier in each round and then do one step each at the same moment, so that a store that
+ * is still on its way when the other side looks (the classic lost wake-up) has every chance to happen. Who was
+ * early in one round is held back in the next, which keeps the two steps on top of each other.
+ */
+struct meeting {
+    struct parties p;
+    uint32_t arrived; /* counts both threads' arrivals */
+    uint32_t rounds;
+    uint32_t slot;    /* of the operation that the worker is to complete */
+    int32_t lean;     /* > 0: the other side waits so much longer, < 0: this side does */
+    void (*other)(struct meeting *meeting);
+};
+
+static void meet(struct meeting *m, uint32_t *arrivals)
+{
+    *arrivals += 2;
+    __atomic_add_fetch(&m->arrived, 1, __ATOMIC_ACQ_REL);
+    for (unsigned spins = 0; (int32_t)(mok_load_acquire(&m->arrived) - *arrivals) < 0; spins++)
+        if (spins > 2000)
+            sched_yield();
+}
+
+static void spin(uint64_t *seed, int32_t lean)
+{
+    for (volatile int32_t i = (int32_t)(next_random(seed) % 64) + (lean > 0 ? lean : 0); i > 0; i--)
+        ;
+}
+
+static void learn(struct meeting *m, bool other_was_early)
+{
+    if (other_was_early && m->lean < 2000)
+        m->lean++;
+    else if (!other_was_early && m->lean > -2000)
+        m->lean--;
+}
+
+static void *other_side(void *argument)
+{
+    struct meeting *m = argument;
+    uint64_t seed = 31;
+    uint32_t arrivals = 0;
+
+    for (uint32_t i = 0; i < m->rounds; i++) {
+        meet(m, &arrivals);
+        spin(&seed, m->lean);
+        m->other(m);
+        meet(m, &arrivals);
+    }
+    return NULL;
+}
+
+static uint64_t rings(const struct parties *p)
+{
+    uint64_t count = 0;
+    return read(p->mokd.doorbell_fd, &count, sizeof(count)) == sizeof(count) ? count : 0;
+}
+
+static void publish_one(struct meeting *m)
+{
+    assert_int_equal(submit(&m->p.client, 1), 0);
+}
+
+static void reap_one(struct meeting *m)
+{
+    struct mok_cqe cqe;
+    assert_int_equal(mok_queue_client_reap(&m->p.client, &cqe), 1);
+}
+
+static void complete_one(struct meeting *m)
+{
+    complete(&m->p.worker, m->slot, 0);
+}
+
+static bool arm_and_look(struct meeting *m)
+{
+    mok_queue_worker_arm(&m->p.worker);
+    mok_fence_full();
+    return mok_queue_worker_ready(&m->p.worker);
+}
+
+static void start_meeting(struct meeting *m, pthread_t *ret_thread, void (*other)(struct meeting *), uint32_t rounds)
+{
+    *m = (struct meeting){ .other = other, .rounds = rounds };
+    parties_open(&m->p, ENTRIES, NEAR_WRAP);
+    assert_int_equal(pthread_create(ret_thread, NULL, other_side, m), 0);
+}
+
+#ifdef MOK_SANITIZED
+#define HEAD_ON_ROUNDS 20000u
+#else
+#define HEAD_ON_ROUNDS 60000u
+#endif
+
+static void publishing_while_the_worker_lies_down_is_either_seen_or_rung(void **state)
+{
+    (void)state;
+    struct meeting m;
+    pthread_t thread;
+    uint64_t seed = 33;
+    uint32_t arrivals = 0, lost = 0, seen = 0;
+
+    start_meeting(&m, &thread, publish_one, HEAD_ON_ROUNDS);
+    for (uint32_t i = 0; i < HEAD_ON_ROUNDS; i++) {
+        mok_queue_worker_disarm(&m.p.worker);
+        meet(&m, &arrivals);
+        spin(&seed, -m.lean);
+        bool ready = arm_and_look(&m);
+        meet(&m, &arrivals);
+        lost += !ready && rings(&m.p) == 0;
+        seen += ready;
+        learn(&m, ready);
+        rings(&m.p);
+        complete(&m.p.worker, take(&m.p.worker, 1), 0);
+        reap(&m.p.client, 1, 0);
+        rings(&m.p);
+    }
+    pthread_join(thread, NULL);
+    parties_close(&m.p);
+    print_message("%u seen, %u rung\n", seen, HEAD_ON_ROUNDS - seen);
+    assert_int_equal(lost, 0);
+}
+
+static void reaping_while_the_worker_lies_down_for_want_of_room_is_either_seen_or_rung(void **state)
+{
+    (void)state;
+    struct meeting m;
+    pthread_t thread;
+    uint64_t seed = 35;
+    uint32_t arrivals = 0, lost = 0, seen = 0;
+
+    start_meeting(&m, &thread, reap_one, HEAD_ON_ROUNDS);
+    for (uint32_t i = 0; i < 2 * ENTRIES; i++) {
+        assert_int_equal(submit(&m.p.client, 1), 0);
+        complete(&m.p.worker, take(&m.p.worker, 1), 0);
+    }
+    for (uint32_t i = 0; i < HEAD_ON_ROUNDS; i++) {
+        mok_queue_worker_disarm(&m.p.worker);
+        assert_int_equal(submit(&m.p.client, 1), 0);
+        rings(&m.p);
+        meet(&m, &arrivals);
+        spin(&seed, -m.lean);
+        bool ready = arm_and_look(&m);
+        meet(&m, &arrivals);
+        lost += !ready && rings(&m.p) == 0;
+        seen += ready;
+        learn(&m, ready);
+        complete(&m.p.worker, take(&m.p.worker, 1), 0);
+    }
+    pthread_join(thread, NULL);
+    parties_close(&m.p);
+    print_message("%u seen, %u rung\n", seen, HEAD_ON_ROUNDS - seen);
+    assert_int_equal(lost, 0);
+}
+
+/* A loss would let the client sleep for ever. */
+static void completing_while_the_client_lies_down_is_either_seen_or_wakes_it(void **state)
+{
+    (void)state;
+    struct meeting m;
+    pthread_t thread;
+    uint64_t seed = 37;
+    uint32_t arrivals = 0, seen = 0;
+
+    start_meeting(&m, &thread, complete_one, HEAD_ON_ROUNDS);
+    for (uint32_t i = 0; i < HEAD_ON_ROUNDS; i++) {
+        assert_int_equal(submit(&m.p.client, 1), 0);
+        m.slot = take(&m.p.worker, 1);
+        uint32_t wakeups = m.p.worker.cq_wakeups;
+        meet(&m, &arrivals);
+        spin(&seed, -m.lean);
+        assert_int_equal(mok_queue_client_wait(&m.p.client, mok_queue_client_seen(&m.p.client), 0), 0);
+        meet(&m, &arrivals);
+        bool woken = m.p.worker.cq_wakeups != wakeups;
+        seen += !woken;
+        learn(&m, !woken);
+        reap(&m.p.client, 1, 0);
+    }
+    pthread_join(thread, NULL);
+    parties_close(&m.p);
+    print_message("%u seen, %u woken\n", seen, HEAD_ON_ROUNDS - seen);
+}
+
 /* ------------------------------------------------------------------ closing */
 
 struct closing {
@@ -274,12 +459,6 @@ static void a_deadline_ends_a_wait_and_not_before(void **state)
     parties_close(&p);
 }
 
-static uint64_t rings(const struct parties *p)
-{
-    uint64_t count = 0;
-    return read(p->mokd.doorbell_fd, &count, sizeof(count)) == sizeof(count) ? count : 0;
-}
-
 static void the_bell_rings_only_for_a_worker_that_sleeps(void **state)
 {
     (void)state;
@@ -346,6 +525,9 @@ int main(void)
         cmocka_unit_test(two_threads_never_sleep_through_a_wake_up),
         cmocka_unit_test(a_worker_that_sleeps_for_want_of_room_is_woken_by_reaping),
         cmocka_unit_test(two_processes_never_sleep_through_a_wake_up),
+        cmocka_unit_test(publishing_while_the_worker_lies_down_is_either_seen_or_rung),
+        cmocka_unit_test(reaping_while_the_worker_lies_down_for_want_of_room_is_either_seen_or_rung),
+        cmocka_unit_test(completing_while_the_client_lies_down_is_either_seen_or_wakes_it),
         cmocka_unit_test(a_close_is_never_slept_through),
         cmocka_unit_test(one_completion_wakes_all_who_wait_for_one),
         cmocka_unit_test(a_deadline_ends_a_wait_and_not_before),
