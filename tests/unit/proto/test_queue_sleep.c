@@ -95,6 +95,18 @@ static uint32_t one_at_a_time(struct mok_queue_client *client)
     return round;
 }
 
+/* Returns when every completion that has room is there, provided that more than these were submitted. */
+static void wait_until_no_room(struct mok_queue_client *client)
+{
+    uint32_t tail = mok_load_acquire(&client->header->cq_tail);
+
+    while (tail - client->cq_head < client->layout.cq_entries &&
+           client->sq_tail - client->cq_head > client->layout.cq_entries) {
+        mok_queue_client_wait(client, tail, 0);
+        tail = mok_load_acquire(&client->header->cq_tail);
+    }
+}
+
 /*
  * Keeps as much in the queue as goes in, and reaps one at a time and late: the worker often sleeps because there is
  * no room for another completion, and only the reaping can wake it.
@@ -107,10 +119,7 @@ static uint32_t always_full(struct mok_queue_client *client)
     while (reaped < ROUNDS && (reaped % 64 || mok_now_ns() < until)) {
         while (submit(client, submitted) == 0)
             submitted++;
-        /* Until the worker can take no more: everything it may complete is there to reap. */
-        while (mok_load_acquire(&client->header->cq_tail) - client->cq_head < client->layout.cq_entries &&
-               client->sq_tail - client->cq_head > client->layout.cq_entries)
-            mok_queue_client_wait(client, mok_load_acquire(&client->header->cq_tail), 0);
+        wait_until_no_room(client);
         pause_at_random(&seed);
         wait_and_reap(client, reaped++);
     }
@@ -202,12 +211,15 @@ static void spin(uint64_t *seed, int32_t lean)
         ;
 }
 
+#define LEAN_STEP 8
+#define LEAN_MAX 8000
+
 static void learn(struct meeting *m, bool other_was_early)
 {
-    if (other_was_early && m->lean < 2000)
-        m->lean++;
-    else if (!other_was_early && m->lean > -2000)
-        m->lean--;
+    if (other_was_early && m->lean < LEAN_MAX)
+        m->lean += LEAN_STEP;
+    else if (!other_was_early && m->lean > -LEAN_MAX)
+        m->lean -= LEAN_STEP;
 }
 
 static void *other_side(void *argument)
@@ -262,7 +274,7 @@ static void start_meeting(struct meeting *m, pthread_t *ret_thread, void (*other
 }
 
 #ifdef MOK_SANITIZED
-#define HEAD_ON_ROUNDS 20000u
+#define HEAD_ON_ROUNDS 10000u
 #else
 #define HEAD_ON_ROUNDS 60000u
 #endif
