@@ -122,8 +122,8 @@ int mok_memory_map(int fd, uint64_t bytes, unsigned flags, void **ret_address)
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return -MOK_EACCESS;
     int protection = PROT_READ | (flags & MOK_MAP_WRITE ? PROT_WRITE : 0);
-    void *address = mmap(NULL, (size_t)bytes, protection, MAP_SHARED | (flags & MOK_MAP_POPULATE ? MAP_POPULATE : 0),
-                         fd, 0);
+    void *address =
+        mmap(NULL, (size_t)bytes, protection, MAP_SHARED | (flags & MOK_MAP_POPULATE ? MAP_POPULATE : 0), fd, 0);
     if (address == MAP_FAILED)
         return memory_error(errno);
     *ret_address = address;

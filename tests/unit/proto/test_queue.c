@@ -284,7 +284,8 @@ static void *scribble(void *argument)
         uint64_t r = next_random(&seed);
         mok_store_relaxed(&words[(r >> 8) % (p->client.layout.submit_bytes / 8)], r);
         if (r % 4 == 0) /* plausible counters, to get past the checks */
-            mok_store_relaxed(&p->client.submit->sq_tail, mok_load_relaxed(&p->client.header->sq_head) + (uint32_t)(r >> 60) % 5);
+            mok_store_relaxed(&p->client.submit->sq_tail,
+                              mok_load_relaxed(&p->client.header->sq_head) + (uint32_t)(r >> 60) % 5);
         if (r % 4 == 1)
             mok_store_relaxed(&p->client.submit->cq_head, mok_load_relaxed(&p->client.header->cq_tail));
     }
@@ -333,8 +334,9 @@ static void a_client_cannot_pull_its_memory_from_under_the_worker(void **state)
     assert_int_equal(submit(&p.client, 1), 0);
     assert_int_equal(ftruncate(p.mokd.submit_fd, 0), -1);
     /* A hole reads as zeros, which are counters like any other. */
-    assert_int_equal(fallocate(p.mokd.submit_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                               (off_t)p.mokd.layout.submit_bytes), 0);
+    assert_int_equal(
+        fallocate(p.mokd.submit_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)p.mokd.layout.submit_bytes),
+        0);
     assert_int_equal(mok_queue_worker_take(&p.worker, &sqe, &slot), 0);
     parties_close(&p);
 }
@@ -394,7 +396,8 @@ static void descriptors_in_the_wrong_order_or_too_small_are_refused(void **state
     assert_int_equal(mok_queue_client_open(large.control_fd, small.submit_fd, large.doorbell_fd, &client), -MOK_ESIZE);
     assert_int_equal(mok_queue_client_open(small.submit_fd, small.control_fd, small.doorbell_fd, &client), -MOK_EPROTO);
     large.header->abi_version++;
-    assert_int_equal(mok_queue_client_open(large.control_fd, large.submit_fd, large.doorbell_fd, &client), -MOK_EVERSION);
+    assert_int_equal(mok_queue_client_open(large.control_fd, large.submit_fd, large.doorbell_fd, &client),
+                     -MOK_EVERSION);
     large.header->abi_version--;
     large.header->cqe_bytes++;
     assert_int_equal(mok_queue_client_open(large.control_fd, large.submit_fd, large.doorbell_fd, &client), -MOK_EPROTO);

@@ -191,8 +191,8 @@ struct meeting {
     struct parties p;
     uint32_t arrived; /* counts both threads' arrivals */
     uint32_t rounds;
-    uint32_t slot;    /* of the operation that the worker is to complete */
-    int32_t lean;     /* > 0: the other side waits so much longer, < 0: this side does */
+    uint32_t slot; /* of the operation that the worker is to complete */
+    int32_t lean;  /* > 0: the other side waits so much longer, < 0: this side does */
     void (*other)(struct meeting *meeting);
 };
 
@@ -222,12 +222,29 @@ static void learn(struct meeting *m, bool other_was_early)
         m->lean -= LEAN_STEP;
 }
 
+/* To the n-th processor that we may use, if there are so many: on one processor, steps cannot overlap. */
+static void stay_on_processor(unsigned n)
+{
+    static cpu_set_t allowed; /* before anyone was pinned */
+    cpu_set_t one;
+
+    if (CPU_COUNT(&allowed) == 0 && sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
+        return;
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &allowed) && n-- == 0)
+            CPU_SET(cpu, &one);
+    if (CPU_COUNT(&one) == 1)
+        pthread_setaffinity_np(pthread_self(), sizeof(one), &one);
+}
+
 static void *other_side(void *argument)
 {
     struct meeting *m = argument;
     uint64_t seed = 31;
     uint32_t arrivals = 0;
 
+    stay_on_processor(1);
     for (uint32_t i = 0; i < m->rounds; i++) {
         meet(m, &arrivals);
         spin(&seed, m->lean);
@@ -270,6 +287,7 @@ static void start_meeting(struct meeting *m, pthread_t *ret_thread, void (*other
 {
     *m = (struct meeting){ .other = other, .rounds = rounds };
     parties_open(&m->p, ENTRIES, NEAR_WRAP);
+    stay_on_processor(0);
     assert_int_equal(pthread_create(ret_thread, NULL, other_side, m), 0);
 }
 
@@ -381,6 +399,7 @@ static void *close_each_round(void *argument)
     struct closing *c = argument;
     uint64_t seed = 21;
 
+    stay_on_processor(1);
     for (uint32_t done = 0;;) {
         while (mok_load_acquire(&c->round) == done)
             sched_yield();
