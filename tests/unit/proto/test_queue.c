@@ -283,6 +283,8 @@ static void *scribble(void *argument)
 
     while (!mok_load_relaxed(&stop)) {
         uint64_t r = next_random(&seed);
+        if (r % 256 == 0)
+            sched_yield(); /* where both share a processor */
         mok_store_relaxed(&words[(r >> 8) % (p->client.layout.submit_bytes / 8)], r);
         if (r % 4 == 0) /* plausible counters, to get past the checks */
             mok_store_relaxed(&p->client.submit->sq_tail,
@@ -315,7 +317,7 @@ static void a_client_that_scribbles_while_the_worker_takes_gets_what_it_deserves
             complete(&p.worker, slot, 0);
             taken++;
         } else {
-            sched_yield(); /* where both share a processor */
+            sched_yield();
         }
         p.worker.fault.argument = MOK_ARG_NONE; /* keep going where a worker would have closed */
         mok_queue_worker_ready(&p.worker);
