@@ -345,5 +345,6 @@ void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret)
     ret->sessions = device->n_queues;
     ret->ops_done = device->ops_done + device->latest.ops_done;
     ret->device_ns = device->device_ns + device->latest.device_ns;
+    ret->reason = (char *)device->reason;
     ret->worker_pid = device->worker ? mokd_worker_pid(device->worker) : 0;
 }

@@ -31,7 +31,8 @@ struct mokd_worker {
     struct mok_wire_queue out;
     TAILQ_HEAD(, request) requests; /* oldest first */
     uint64_t last_id;
-    bool dying; /* killed or dead */
+    bool dying;  /* nothing goes to it any more */
+    bool hung_up; /* its socket ended by itself: it is dead, or has a moment to die before it is killed */
     char reason[MOKD_TEXT_MAX];
     unsigned open_handles;
     bool buried;
@@ -117,6 +118,8 @@ void mokd_worker_check(struct mokd_worker *worker)
     struct request *request;
     uint64_t now = mok_now_ns();
 
+    if (worker->hung_up)
+        uv_process_kill(&worker->process, SIGKILL);
     TAILQ_FOREACH(request, &worker->requests, link) {
         if (request->deadline_ns < now) {
             mokd_worker_kill(worker, "did not answer in time");
@@ -157,6 +160,16 @@ static void take_reply(struct mokd_worker *worker, const Mok__WorkerReply *reply
     answer(request, reply->code > 0 ? -MOK_EINTERNAL : reply->code, reply->text, reply);
 }
 
+/* A dying process closes its socket before it can be waited for; how it died says more than that. */
+static void hung_up(struct mokd_worker *worker)
+{
+    if (worker->dying)
+        return;
+    worker->dying = worker->hung_up = true;
+    snprintf(worker->reason, sizeof(worker->reason), "closed its socket");
+    uv_poll_stop(&worker->poll);
+}
+
 /* False once there is nothing to read. */
 static bool read_one(struct mokd_worker *worker)
 {
@@ -165,10 +178,12 @@ static bool read_one(struct mokd_worker *worker)
 
     if (r == -MOK_EAGAIN)
         return false;
-    if (r <= 0) {
-        mokd_worker_kill(worker, r == 0 ? "closed its socket" : "sent a malformed message");
+    if (r == 0)
+        hung_up(worker);
+    else if (r < 0)
+        mokd_worker_kill(worker, "sent a malformed message");
+    if (r <= 0)
         return false;
-    }
     take_reply(worker, (const Mok__WorkerReply *)message);
     mok_wire_free(message);
     return true;
@@ -179,13 +194,15 @@ static void on_ready(uv_poll_t *poll, int status, int events)
     struct mokd_worker *worker = poll->data;
 
     if (status < 0) {
-        mokd_worker_kill(worker, "its socket failed");
+        hung_up(worker);
         return;
     }
     if (events & UV_WRITABLE) {
         int r = mok_wire_queue_flush(&worker->out, worker->fd);
-        if (r < 0 && r != -MOK_EFDS)
-            mokd_worker_kill(worker, "closed its socket");
+        if (r == -MOK_EDAEMON)
+            hung_up(worker);
+        else if (r < 0 && r != -MOK_EFDS)
+            mokd_worker_kill(worker, "could not be written to");
         else if (r == 0)
             watch(worker, false);
     }
@@ -210,11 +227,13 @@ static void exited(uv_process_t *process, int64_t status, int signal)
 {
     struct mokd_worker *worker = process->data;
 
-    if (!worker->dying) {
+    if (!worker->dying || worker->hung_up) {
         if (signal)
             snprintf(worker->reason, sizeof(worker->reason), "was ended by signal %d", signal);
         else
             snprintf(worker->reason, sizeof(worker->reason), "exited with status %" PRId64, status);
+    }
+    if (!worker->dying) {
         worker->dying = true;
         while (read_one(worker)) /* what it still said */
             ;
