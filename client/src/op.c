@@ -62,7 +62,7 @@ static int submit(mok_layer *layer, struct submission *s, const struct use *uses
 {
     const mok_group *group = layer->group;
     const struct check_place place = { .session = group->session, .group = group, .device = group->device };
-    struct check_view views[MOK_REGION_COUNT];
+    struct check_view views[MOK_REGION_COUNT] = { 0 };
     struct mok_region regions[MOK_REGION_COUNT];
 
     for (size_t i = 0; i < count; i++)

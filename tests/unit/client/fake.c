@@ -52,8 +52,11 @@ static void finish(struct fake *fake, struct served *q, const struct mok_sqe *sq
 {
     struct mok_cqe cqe = { .engine = MOK_DEVICE_HOST };
 
-    if (sqe->opcode == MOK_OP_FORWARD || sqe->opcode == MOK_OP_BACKWARD)
+    if (sqe->opcode == MOK_OP_FORWARD || sqe->opcode == MOK_OP_BACKWARD) {
+        pthread_mutex_lock(&fake->lock);
         cqe = fake->cqe;
+        pthread_mutex_unlock(&fake->lock);
+    }
     if (sqe->opcode == MOK_OP_CANCEL)
         cqe.result = flag(fake, cancel_result);
     mok_queue_worker_complete(&q->worker, slot, &cqe);
@@ -72,7 +75,9 @@ static void serve(struct fake *fake, struct served *q)
             mok_queue_worker_complete(&q->worker, q->held[--q->held_count], &cqe);
     }
     while (mok_queue_worker_take(&q->worker, &sqe, &slot) == 1) {
+        pthread_mutex_lock(&fake->lock);
         fake->last_sqe = sqe;
+        pthread_mutex_unlock(&fake->lock);
         __atomic_fetch_add(&fake->taken, 1, __ATOMIC_RELEASE);
         if (flag(fake, hold) && sqe.opcode != MOK_OP_CANCEL)
             q->held[q->held_count++] = slot;
@@ -92,7 +97,7 @@ static void serve_all(struct fake_connection *c)
 static void open_queue(struct fake_connection *c, const Mok__QueueOpen *ask, Mok__QueueOpenReply *ret, int fds[4])
 {
     struct served *q = calloc(1, sizeof(*q));
-    uint32_t entries = c->fake->entries ? c->fake->entries : ask->entries;
+    uint32_t entries = flag(c->fake, entries) ? flag(c->fake, entries) : ask->entries;
 
     if (!q || c->queues == MAX_QUEUES || mok_queue_create(entries, ask->initial_counter, &q->queue) < 0 ||
         mok_queue_worker_open(q->queue.control_fd, q->queue.submit_fd, q->queue.inflight_fd, &q->worker) < 0 ||
@@ -195,7 +200,9 @@ static void draft_status(struct draft *d)
 
 static void draft_hello(struct draft *d, const Mok__Hello *hello, struct fake *fake)
 {
+    pthread_mutex_lock(&fake->lock);
     fake->last_hello = *hello;
+    pthread_mutex_unlock(&fake->lock);
     mok__hello_reply__init(&d->hello);
     d->hello.protocol = 1;
     d->hello.session = hello->observer ? 0 : 7;
@@ -441,6 +448,7 @@ void fake_start(struct fake *fake)
     struct sockaddr_un address = { .sun_family = AF_UNIX };
 
     memset(fake, 0, sizeof(*fake));
+    pthread_mutex_init(&fake->lock, NULL);
     snprintf(fake->dir, sizeof(fake->dir), "/tmp/mok-fake-XXXXXX");
     assert_non_null(mkdtemp(fake->dir));
     snprintf(fake->path, sizeof(fake->path), "%s/mokd.sock", fake->dir);
@@ -466,6 +474,7 @@ void fake_stop(struct fake *fake)
         free(c);
     }
     mok_close(fake->listener);
+    pthread_mutex_destroy(&fake->lock);
     unlink(fake->path);
     rmdir(fake->dir);
 }
@@ -498,6 +507,29 @@ void fake_await(struct fake *fake, Mok__Request__BodyCase request, unsigned coun
 void fake_await_taken(struct fake *fake, unsigned count)
 {
     await(&fake->taken, count, "taken submissions");
+}
+
+void fake_complete_with(struct fake *fake, struct mok_cqe cqe)
+{
+    pthread_mutex_lock(&fake->lock);
+    fake->cqe = cqe;
+    pthread_mutex_unlock(&fake->lock);
+}
+
+struct mok_sqe fake_last_sqe(struct fake *fake)
+{
+    pthread_mutex_lock(&fake->lock);
+    struct mok_sqe sqe = fake->last_sqe;
+    pthread_mutex_unlock(&fake->lock);
+    return sqe;
+}
+
+Mok__Hello fake_last_hello(struct fake *fake)
+{
+    pthread_mutex_lock(&fake->lock);
+    Mok__Hello hello = fake->last_hello;
+    pthread_mutex_unlock(&fake->lock);
+    return hello;
 }
 
 void fake_hang_up(struct fake *fake)

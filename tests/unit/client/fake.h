@@ -49,16 +49,17 @@ struct fake {
     bool hold;          /* takes and does not complete */
     bool keep;          /* the memory it sends stays open here until its next answer */
     uint32_t entries;   /* of queues, instead of what was asked; 0: as asked */
-    struct mok_cqe cqe; /* of forward and backward; set before submitting */
     int cancel_result;
     uint32_t missing_rank[4], missing;
 
     /* What it saw. */
     unsigned seen[FAKE_REQUESTS];
     unsigned taken;
-    unsigned ended; /* connections */
-    struct mok_sqe last_sqe; /* valid once `taken` has grown */
-    Mok__Hello last_hello;   /* numbers only */
+    unsigned ended;       /* connections */
+    pthread_mutex_t lock; /* the three below */
+    struct mok_cqe cqe;   /* of forward and backward */
+    struct mok_sqe last_sqe;
+    Mok__Hello last_hello; /* numbers only */
 };
 
 void fake_start(struct fake *fake);
@@ -70,6 +71,10 @@ unsigned fake_seen(struct fake *fake, Mok__Request__BodyCase request);
 /* Waits until `count` requests of the kind have been seen; fails the test after two seconds. */
 void fake_await(struct fake *fake, Mok__Request__BodyCase request, unsigned count);
 void fake_await_taken(struct fake *fake, unsigned count);
+/* What forward and backward complete with from now on. */
+void fake_complete_with(struct fake *fake, struct mok_cqe cqe);
+struct mok_sqe fake_last_sqe(struct fake *fake);
+Mok__Hello fake_last_hello(struct fake *fake);
 
 /* On every connection: what a dying mokd, a dying worker, or a failing group looks like. */
 void fake_hang_up(struct fake *fake);

@@ -19,8 +19,13 @@ static mok_ticket ticket;
 
 static const mok_group_options group_options = { .size = sizeof(group_options), .name = "ep", .ranks = 1 };
 static const mok_layer_options layer_options = {
-    .size = sizeof(layer_options), .hidden = 16, .intermediate = 16, .experts = 2, .topk = 1,
-    .max_tokens = 4, .precision = MOK_BF16,
+    .size = sizeof(layer_options),
+    .hidden = 16,
+    .intermediate = 16,
+    .experts = 2,
+    .topk = 1,
+    .max_tokens = 4,
+    .precision = MOK_BF16,
 };
 
 static int open_session(mok_session **ret)

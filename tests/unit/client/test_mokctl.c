@@ -72,7 +72,7 @@ static void it_observes_and_opens_no_session(void **state)
 {
     (void)state;
     assert_int_equal(mokctl("status"), 0);
-    assert_true(fake.last_hello.observer);
+    assert_true(fake_last_hello(&fake).observer);
 }
 
 static void a_name_cannot_talk_to_the_terminal(void **state)
@@ -106,7 +106,9 @@ static void json_is_one_object_with_exact_numbers(void **state)
 
 static void wrong_usage_exits_with_2_and_the_usage(void **state)
 {
-    static const char *const bad[] = { "", "frobnicate", "status jobs", "--frob status", "--socket", "status --socket=" };
+    static const char *const bad[] = {
+        "", "frobnicate", "status jobs", "--frob status", "--socket", "status --socket="
+    };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
         assert_int_equal(mokctl(bad[i]), 2);

@@ -259,7 +259,8 @@ static void a_forward_reaches_the_worker_as_it_was_meant(void **state)
     mok_ticket ticket;
     mok_result result;
     (void)state;
-    fake.cqe = (struct mok_cqe){ .engine = MOK_DEVICE_HOST, .precision = MOK_BF16, .rows = 11, .device_ns = 12 };
+    fake_complete_with(
+        &fake, (struct mok_cqe){ .engine = MOK_DEVICE_HOST, .precision = MOK_BF16, .rows = 11, .device_ns = 12 });
     args.flags = MOK_FORWARD_ACCUMULATE_OUT;
     args.timeout_ns = 77;
     assert_works(mok_layer_forward(layer, &args, &ticket));
@@ -270,7 +271,7 @@ static void a_forward_reaches_the_worker_as_it_was_meant(void **state)
     assert_int_equal(result.dropped, 0);
     assert_int_equal(result.device_ns, 12);
 
-    const struct mok_sqe *sqe = &fake.last_sqe;
+    const struct mok_sqe copy = fake_last_sqe(&fake), *sqe = &copy;
     assert_int_equal(sqe->opcode, MOK_OP_FORWARD);
     assert_int_equal(sqe->context_mode, MOK_CONTEXT_RECOMPUTE);
     assert_int_equal(sqe->flags, MOK_SQE_ACCUMULATE_OUT);
@@ -292,20 +293,20 @@ static void a_backward_takes_the_context_mode_from_the_room_of_the_view_or_the_c
     (void)state;
     assert_works(mok_layer_backward(layer, &args, &ticket));
     assert_works(mok_wait(session, ticket, -1, NULL));
-    assert_int_equal(fake.last_sqe.context_mode, MOK_CONTEXT_FULL);
-    assert_int_equal(fake.last_sqe.region[MOK_REGION_CONTEXT].length, FAKE_LAYER_FULL);
+    assert_int_equal(fake_last_sqe(&fake).context_mode, MOK_CONTEXT_FULL);
+    assert_int_equal(fake_last_sqe(&fake).region[MOK_REGION_CONTEXT].length, FAKE_LAYER_FULL);
     args.context_mode = MOK_CONTEXT_RECOMPUTE;
     assert_works(mok_layer_backward(layer, &args, &ticket));
     assert_works(mok_wait(session, ticket, -1, NULL));
-    assert_int_equal(fake.last_sqe.context_mode, MOK_CONTEXT_RECOMPUTE);
-    assert_int_equal(fake.last_sqe.region[MOK_REGION_CONTEXT].length, FAKE_LAYER_RECOMPUTE);
+    assert_int_equal(fake_last_sqe(&fake).context_mode, MOK_CONTEXT_RECOMPUTE);
+    assert_int_equal(fake_last_sqe(&fake).region[MOK_REGION_CONTEXT].length, FAKE_LAYER_RECOMPUTE);
     args.context_mode = 0;
     args.context.bytes = FAKE_LAYER_RECOMPUTE;
     args.flags = MOK_BACKWARD_OVERWRITE_WGRAD;
     assert_works(mok_layer_backward(layer, &args, &ticket));
     assert_works(mok_wait(session, ticket, -1, NULL));
-    assert_int_equal(fake.last_sqe.context_mode, MOK_CONTEXT_RECOMPUTE);
-    assert_int_equal(fake.last_sqe.flags, MOK_SQE_OVERWRITE_WGRAD);
+    assert_int_equal(fake_last_sqe(&fake).context_mode, MOK_CONTEXT_RECOMPUTE);
+    assert_int_equal(fake_last_sqe(&fake).flags, MOK_SQE_OVERWRITE_WGRAD);
     /* A program built before the member existed. */
     args.size = offsetof(mok_backward_args, context_mode);
     args.context_mode = 99;
@@ -320,7 +321,7 @@ static void no_tokens_need_no_tensors(void **state)
     (void)state;
     assert_works(mok_layer_forward(layer, &args, &ticket));
     assert_works(mok_wait(session, ticket, -1, NULL));
-    assert_int_equal(fake.last_sqe.region[MOK_REGION_X].buffer, 0);
+    assert_int_equal(fake_last_sqe(&fake).region[MOK_REGION_X].buffer, 0);
 }
 
 static void wrong_arguments_are_refused_before_anything_is_submitted(void **state)
@@ -444,11 +445,11 @@ static void an_operation_s_failure_is_its_result_and_its_sentence_the_last_error
     mok_ticket ticket;
     mok_result result;
     (void)state;
-    fake.cqe = (struct mok_cqe){ .result = -MOK_EEXPERT,
-                                 .argument = MOK_ARG_IDS,
-                                 .value = 9,
-                                 .bound = 8,
-                                 .detail = (uint64_t)1 << 48 | 7 << 8 | 2 };
+    fake_complete_with(&fake, (struct mok_cqe){ .result = -MOK_EEXPERT,
+                                                .argument = MOK_ARG_IDS,
+                                                .value = 9,
+                                                .bound = 8,
+                                                .detail = (uint64_t)1 << 48 | 7 << 8 | 2 });
     assert_works(mok_layer_forward(layer, &args, &ticket));
     assert_int_equal(mok_wait(session, ticket, -1, &result), 0);
     assert_int_equal(result.code, -MOK_EEXPERT);
@@ -471,8 +472,8 @@ static void cancel_passes_on_what_the_worker_says(void **state)
     fake_flag(&fake, hold, true);
     assert_works(mok_nop(session, 1, &ticket));
     assert_works(mok_cancel(session, ticket));
-    assert_int_equal(fake.last_sqe.opcode, MOK_OP_CANCEL);
-    assert_int_equal(fake.last_sqe.cancel_target, ticket);
+    assert_int_equal(fake_last_sqe(&fake).opcode, MOK_OP_CANCEL);
+    assert_int_equal(fake_last_sqe(&fake).cancel_target, ticket);
     fake_flag(&fake, cancel_result, -MOK_EBUSY);
     assert_fails(mok_cancel(session, ticket), MOK_EBUSY, "too late, all ranks have joined");
     fake_flag(&fake, cancel_result, -MOK_ENOENT);
@@ -621,7 +622,7 @@ static void a_failed_group_says_why_at_submission_and_at_completion(void **state
     mok_ticket ticket;
     int r = 0;
     (void)state;
-    fake.cqe = (struct mok_cqe){ .result = -MOK_EPEER, .detail = 1 };
+    fake_complete_with(&fake, (struct mok_cqe){ .result = -MOK_EPEER, .detail = 1 });
     assert_works(mok_layer_forward(layer, &args, &ticket));
     fake_await_taken(&fake, 1);
     body.group = 1;

@@ -66,8 +66,8 @@ static void a_session_says_who_it_is_and_closes_without_a_trace(void **state)
 {
     (void)state;
     assert_works(open_session(0, &session));
-    assert_int_equal(fake.last_hello.protocol_min, 1);
-    assert_false(fake.last_hello.observer);
+    assert_int_equal(fake_last_hello(&fake).protocol_min, 1);
+    assert_false(fake_last_hello(&fake).observer);
 }
 
 static void a_session_takes_the_socket_from_the_environment(void **state)
@@ -211,9 +211,9 @@ static void a_queue_with_a_missing_descriptor_or_another_size_is_refused(void **
     fake_set(&fake, REQUEST(QUEUE_OPEN), FAKE_FEWER_FDS);
     assert_fails(mok_nop(session, 0, &ticket), MOK_EPROTO, "with 2 descriptors, must come with 3");
     fake_set(&fake, REQUEST(QUEUE_OPEN), FAKE_RIGHT);
-    fake.entries = 16;
+    fake_flag(&fake, entries, 16);
     assert_fails(mok_nop(session, 0, &ticket), MOK_EPROTO, "has 16 entries, must have 8");
-    fake.entries = 0;
+    fake_flag(&fake, entries, 0);
     assert_works(mok_nop(session, 0, &ticket));
     assert_works(mok_wait(session, ticket, -1, NULL));
 }
