@@ -284,7 +284,8 @@ typedef struct mok_result {
 int mok_poll(mok_session *session, mok_ticket ticket, mok_result *ret_result);
 int mok_wait(mok_session *session, mok_ticket ticket, int64_t timeout_ns, mok_result *ret_result);
 /**
- * Asks that the operation end early: it then completes with -MOK_ECANCELED on all ranks. Waits for the worker's answer.
+ * Asks that the operation end early: it then completes with -MOK_ECANCELED on all ranks, as soon as the ranks that have
+ * not joined it do. If the last of them joins at the same moment, it may run normally. Waits for the worker's answer.
  * -MOK_EBUSY: too late, all ranks have joined and it will complete by itself. -MOK_ENOENT: completed or unknown.
  */
 int mok_cancel(mok_session *session, mok_ticket ticket);
