@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "bench.h"
-#include "problem.h"
+#include "workload.h"
 #include "stack.h"
 
 enum { MAX_ROUNDS = 1000, MAX_RANKS = 16 };
@@ -33,7 +33,7 @@ static const struct shape shapes[] = {
 struct options {
     const char *shape; /* NULL: all */
     uint32_t ep, tokens, threads, rounds;
-    enum problem_routing routing;
+    enum workload_routing routing;
     uint32_t context_mode;
     uint64_t ring_bytes;
     uint32_t minibatch_rows, comm_units;
@@ -41,8 +41,8 @@ struct options {
 
 struct run {
     const struct options *options;
-    struct problem problem;
-    struct problem_rank rank[MAX_RANKS];
+    struct workload problem;
+    struct workload_rank rank[MAX_RANKS];
     struct bench_dense dense[MAX_RANKS];
     pthread_barrier_t barrier;
     double ms[3][MAX_RANKS][MAX_ROUNDS]; /* forward, backward, dense */
@@ -58,12 +58,12 @@ struct part {
 
 static const char *routing_names[] = { "uniform", "zipf", "hot-rank", "hot-expert" };
 
-static int timed(struct problem_rank *rank, bool backward, double *ret_ms, uint64_t *ret_rows)
+static int timed(struct workload_rank *rank, bool backward, double *ret_ms, uint64_t *ret_rows)
 {
     mok_ticket ticket;
     mok_result result;
     double start = bench_now_ms();
-    int code = backward ? problem_backward(rank, MOK_BACKWARD_OVERWRITE_WGRAD, &ticket) : problem_forward(rank, &ticket);
+    int code = backward ? workload_backward(rank, MOK_BACKWARD_OVERWRITE_WGRAD, &ticket) : workload_forward(rank, &ticket);
     if (code == 0)
         code = mok_wait(rank->session, ticket, -1, &result);
     if (code == 0 && result.code < 0)
@@ -79,11 +79,11 @@ static void *play_rank(void *argument)
     struct run *run = part->run;
     uint32_t r = part->rank, warm = 2;
     uint64_t first = (uint64_t)r * run->options->tokens;
-    int code = problem_open(&run->rank[r], &run->problem, r, run->options->tokens, first, run->socket, "bench", r);
+    int code = workload_open(&run->rank[r], &run->problem, r, run->options->tokens, first, run->socket, "bench", r);
     if (code < 0)
         fprintf(stderr, "mok-bench: rank %u: %s\n", r, mok_last_error());
     uint64_t rows = (uint64_t)run->options->tokens * run->problem.topk;
-    if (code == 0 && bench_dense_open(&run->dense[r], rows, run->problem.hidden, run->problem.intermediate) < 0)
+    if (code == 0 && bench_dense_open(&run->dense[r], rows, run->workload.hidden, run->problem.intermediate) < 0)
         code = -MOK_ENOMEM;
     run->code[r] = code;
     pthread_barrier_wait(&run->barrier);
@@ -106,7 +106,7 @@ static void *play_rank(void *argument)
                 run->ms[what][r][i - warm] = ms;
         }
     }
-    problem_close(&run->rank[r]);
+    workload_close(&run->rank[r]);
     bench_dense_close(&run->dense[r]);
     return NULL;
 }
@@ -154,7 +154,7 @@ static int run_shape(const struct options *o, const struct shape *shape, const s
         return -1;
     run->options = o;
     run->socket = stack->socket;
-    run->problem = (struct problem){ .hidden = shape->hidden, .intermediate = shape->intermediate,
+    run->problem = (struct workload){ .hidden = shape->hidden, .intermediate = shape->intermediate,
                                      .experts = shape->experts_per_rank * o->ep, .topk = shape->topk, .ep = o->ep,
                                      .max_tokens = o->tokens, .context_mode = o->context_mode, .seed = 1,
                                      .routing = o->routing, .ring_bytes = o->ring_bytes,
@@ -205,11 +205,11 @@ static long number(const char *name, const char *text, long low, long high)
     return value;
 }
 
-static enum problem_routing routing_of(const char *text)
+static enum workload_routing routing_of(const char *text)
 {
     for (int i = 0; i < 4; i++)
         if (strcmp(text, routing_names[i]) == 0)
-            return (enum problem_routing)i;
+            return (enum workload_routing)i;
     fprintf(stderr, "mok-bench: --routing is '%s', must be uniform, zipf, hot-rank or hot-expert\n", text);
     exit(2);
 }

@@ -15,7 +15,7 @@
 
 enum { TWO_SECONDS = 2000, LONG = 30000 };
 
-static const struct problem small = { .hidden = 64, .intermediate = 96, .experts = 4, .topk = 2, .ep = 2, .max_tokens = 64,
+static const struct workload small = { .hidden = 64, .intermediate = 96, .experts = 4, .topk = 2, .ep = 2, .max_tokens = 64,
                                       .context_mode = MOK_CONTEXT_FULL, .seed = 7 };
 
 static double now_ms(void)
@@ -68,34 +68,34 @@ static void assert_usable(const struct stack *stack, const char *group)
 static int survivor_code(const struct stack *stack, const char *group, struct actor *victim, enum actor_phase victim_phase,
                          long delay_us)
 {
-    struct problem_rank rank;
-    int code = problem_open(&rank, &small, 0, 64, 0, stack->socket, group, 0);
+    struct workload_rank rank;
+    int code = workload_open(&rank, &small, 0, 64, 0, stack->socket, group, 0);
     assert_int_equal(code, 0);
     assert_int_equal(actor_await(victim, victim_phase, LONG), 0);
     mok_ticket ticket = 0;
     if (victim_phase != ACTOR_STEPPING) {
-        assert_int_equal(problem_forward(&rank, &ticket), 0);
+        assert_int_equal(workload_forward(&rank, &ticket), 0);
         usleep((useconds_t)delay_us);
         actor_kill(victim);
     } else {
         double end = now_ms() + (double)delay_us * 1e-3;
-        while (now_ms() < end && (code = problem_step(&rank, NULL, NULL)) == 0)
+        while (now_ms() < end && (code = workload_step(&rank, NULL, NULL)) == 0)
             ;
         assert_int_equal(code, 0);
-        assert_int_equal(problem_forward(&rank, &ticket), 0);
+        assert_int_equal(workload_forward(&rank, &ticket), 0);
         actor_kill(victim);
     }
     double start = now_ms();
     mok_result result = { 0 };
     code = mok_wait(rank.session, ticket, 10000000000, &result);
     if (code == 0 && result.code == 0) { /* the victim had still taken part in that one; the next cannot */
-        code = problem_forward(&rank, &ticket);
+        code = workload_forward(&rank, &ticket);
         if (code == 0)
             code = mok_wait(rank.session, ticket, 10000000000, &result);
     }
     code = code < 0 ? code : result.code;
     assert_true(now_ms() - start < TWO_SECONDS);
-    problem_close(&rank);
+    workload_close(&rank);
     return code;
 }
 
@@ -158,17 +158,17 @@ static void a_killed_worker_fails_its_groups_with_a_code_and_comes_back(void **s
     assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 2, .chaos_delay_us = 300 }), 0);
     assert_int_equal(stack_workers(&stack, worker, 8), 2);
     for (int round = 0; round < 3; round++) {
-        struct problem_rank rank;
+        struct workload_rank rank;
         char group[32];
         snprintf(group, sizeof(group), "worker%d", round);
         struct actor_script s = script(&stack, group, 1, ACTOR_STEPPING, 0);
         assert_int_equal(actor_start(&peer, &s), 0);
-        assert_int_equal(problem_open(&rank, &small, 0, 64, 0, stack.socket, group, 0), 0);
+        assert_int_equal(workload_open(&rank, &small, 0, 64, 0, stack.socket, group, 0), 0);
         for (int i = 0; i < 3; i++)
-            assert_int_equal(problem_step(&rank, NULL, NULL), 0);
+            assert_int_equal(workload_step(&rank, NULL, NULL), 0);
         assert_int_equal(stack_workers(&stack, worker, 8), 2);
         mok_ticket ticket;
-        assert_int_equal(problem_forward(&rank, &ticket), 0);
+        assert_int_equal(workload_forward(&rank, &ticket), 0);
         kill(worker[round % 2], SIGKILL);
         double start = now_ms();
         int code = 0;
@@ -177,13 +177,13 @@ static void a_killed_worker_fails_its_groups_with_a_code_and_comes_back(void **s
             code = ticket ? mok_wait(rank.session, ticket, 3000000000, &result) : 0;
             code = code < 0 ? code : result.code;
             if (code == 0)
-                code = problem_forward(&rank, &ticket);
+                code = workload_forward(&rank, &ticket);
         }
         assert_true(now_ms() - start < TWO_SECONDS);
         if (code != -MOK_EWORKER && code != -MOK_EPEER)
             fprintf(stderr, "round %d: %s: %s\n", round, mok_error_name(code), mok_last_error());
         assert_true(code == -MOK_EWORKER || code == -MOK_EPEER);
-        problem_close(&rank);
+        workload_close(&rank);
         int ended = actor_join(&peer, TWO_SECONDS);
         assert_int_equal(ended, 1); /* it reported the code and left */
         usleep(300000);
@@ -197,16 +197,16 @@ static void a_killed_mokd_releases_every_client_and_leaves_no_worker(void **stat
 {
     (void)state;
     struct stack stack;
-    struct problem_rank rank;
+    struct workload_rank rank;
     struct actor peer;
     pid_t worker[8];
     assert_int_equal(stack_start(&stack, NULL), 0);
     assert_int_equal(stack_workers(&stack, worker, 8), 2);
     struct actor_script s = script(&stack, "orphans", 1, ACTOR_JOINED, 0);
     assert_int_equal(actor_start(&peer, &s), 0);
-    assert_int_equal(problem_open(&rank, &small, 0, 64, 0, stack.socket, "orphans", 0), 0);
+    assert_int_equal(workload_open(&rank, &small, 0, 64, 0, stack.socket, "orphans", 0), 0);
     mok_ticket ticket;
-    assert_int_equal(problem_forward(&rank, &ticket), 0); /* its peer never submits: it is pending */
+    assert_int_equal(workload_forward(&rank, &ticket), 0); /* its peer never submits: it is pending */
     kill(stack.mokd, SIGKILL);
     double start = now_ms();
     mok_result result = { 0 };
@@ -215,8 +215,8 @@ static void a_killed_mokd_releases_every_client_and_leaves_no_worker(void **stat
     assert_int_equal(code, -MOK_EDAEMON);
     assert_true(now_ms() - start < TWO_SECONDS);
     assert_true(strlen(mok_last_error()) > 0);
-    assert_int_equal(problem_forward(&rank, &ticket), -MOK_EDAEMON);
-    problem_close(&rank);
+    assert_int_equal(workload_forward(&rank, &ticket), -MOK_EDAEMON);
+    workload_close(&rank);
     actor_kill(&peer);
     while (now_ms() - start < TWO_SECONDS && (kill(worker[0], 0) == 0 || kill(worker[1], 0) == 0))
         usleep(10000);
@@ -230,13 +230,13 @@ static void sigterm_of_mokd_ends_waiting_clients_with_a_code(void **state)
     (void)state;
     struct stack stack;
     struct actor peer;
-    struct problem_rank rank;
+    struct workload_rank rank;
     assert_int_equal(stack_start(&stack, NULL), 0);
     struct actor_script s = script(&stack, "term", 1, ACTOR_JOINED, 0);
     assert_int_equal(actor_start(&peer, &s), 0);
-    assert_int_equal(problem_open(&rank, &small, 0, 64, 0, stack.socket, "term", 0), 0);
+    assert_int_equal(workload_open(&rank, &small, 0, 64, 0, stack.socket, "term", 0), 0);
     mok_ticket ticket;
-    assert_int_equal(problem_forward(&rank, &ticket), 0);
+    assert_int_equal(workload_forward(&rank, &ticket), 0);
     assert_int_equal(stack_stop(&stack), 0);
     mok_result result = { 0 };
     double start = now_ms();
@@ -244,7 +244,7 @@ static void sigterm_of_mokd_ends_waiting_clients_with_a_code(void **state)
     code = code < 0 ? code : result.code;
     assert_true(code == -MOK_EDAEMON || code == -MOK_ESESSION || code == -MOK_EPEER);
     assert_true(now_ms() - start < TWO_SECONDS);
-    problem_close(&rank);
+    workload_close(&rank);
     actor_kill(&peer);
 }
 

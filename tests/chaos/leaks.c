@@ -15,7 +15,7 @@
 
 enum { ROUNDS = 200, WARM = 20, LONG = 30000 };
 
-static const struct problem small = { .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .ep = 2, .max_tokens = 32,
+static const struct workload small = { .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .ep = 2, .max_tokens = 32,
                                       .context_mode = MOK_CONTEXT_FULL, .seed = 3 };
 
 struct census {

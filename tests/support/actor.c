@@ -34,7 +34,7 @@ static int fail(const struct actor_script *script, const char *what)
 
 static int play(const struct actor_script *script, int pipe)
 {
-    struct problem_rank rank;
+    struct workload_rank rank;
     if (script->stop_at == ACTOR_SESSION) {
         mok_session *session;
         mok_session_options options = { .size = sizeof(options), .socket_path = script->socket, .job = script->group };
@@ -42,22 +42,22 @@ static int play(const struct actor_script *script, int pipe)
             return fail(script, "session");
         report(script, pipe, ACTOR_SESSION);
     }
-    if (problem_open(&rank, script->problem, script->rank, script->tokens, script->first_token, script->socket,
+    if (workload_open(&rank, script->problem, script->rank, script->tokens, script->first_token, script->socket,
                      script->group, script->device) < 0)
         return fail(script, "open");
     report(script, pipe, ACTOR_JOINED);
     if (script->stop_at == ACTOR_FORWARD) {
         mok_ticket ticket;
-        if (problem_forward(&rank, &ticket) < 0)
+        if (workload_forward(&rank, &ticket) < 0)
             return fail(script, "forward");
         report(script, pipe, ACTOR_FORWARD);
     }
     report(script, pipe, ACTOR_STEPPING);
     for (int i = 0; script->stop_at == ACTOR_STEPPING || i < script->steps; i++)
-        if (problem_step(&rank, NULL, NULL) < 0)
+        if (workload_step(&rank, NULL, NULL) < 0)
             return fail(script, "step");
     report(script, pipe, ACTOR_FINISHED);
-    problem_close(&rank);
+    workload_close(&rank);
     return 0;
 }
 

@@ -6,7 +6,7 @@
 #ifndef MOK_TEST_ACTOR_H
 #define MOK_TEST_ACTOR_H
 
-#include "problem.h"
+#include "workload.h"
 
 #include <sys/types.h>
 
@@ -26,7 +26,7 @@ struct actor {
 
 struct actor_script {
     const char *socket, *group;
-    const struct problem *problem;
+    const struct workload *problem;
     uint32_t rank, device, tokens;
     uint64_t first_token;
     enum actor_phase stop_at; /* sleeps there for ever; ACTOR_FINISHED: runs `steps` and leaves */

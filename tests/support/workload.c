@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "problem.h"
+#include "workload.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@ static uint64_t mix(uint64_t z)
     return z ^ (z >> 31);
 }
 
-static uint64_t draw(const struct problem *problem, unsigned stream, uint64_t index)
+static uint64_t draw(const struct workload *problem, unsigned stream, uint64_t index)
 {
     return mix(mix(problem->seed * 0x9e3779b97f4a7c15u + stream) + index * 0x9e3779b97f4a7c15u);
 }
@@ -22,7 +22,7 @@ static float uniform(uint64_t bits)
     return (float)(bits >> 40) * 0x1p-24f;
 }
 
-float problem_value(const struct problem *problem, enum problem_stream stream, uint64_t index)
+float workload_value(const struct workload *problem, enum workload_stream stream, uint64_t index)
 {
     /* sum of four uniforms: bounded, smooth, variance 1 after scaling */
     uint64_t bits = draw(problem, stream, index);
@@ -32,7 +32,7 @@ float problem_value(const struct problem *problem, enum problem_stream stream, u
     return (sum - 2.0f) * 1.7320508f;
 }
 
-uint16_t problem_bf16(float value)
+uint16_t workload_bf16(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, 4);
@@ -41,7 +41,7 @@ uint16_t problem_bf16(float value)
     return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-float problem_float(uint16_t bf16)
+float workload_float(uint16_t bf16)
 {
     uint32_t bits = (uint32_t)bf16 << 16;
     float value;
@@ -49,7 +49,7 @@ float problem_float(uint16_t bf16)
     return value;
 }
 
-static uint32_t draw_expert(const struct problem *p, uint64_t bits)
+static uint32_t draw_expert(const struct workload *p, uint64_t bits)
 {
     uint32_t local = p->experts / p->ep;
     float u = uniform(bits);
@@ -70,7 +70,7 @@ static uint32_t draw_expert(const struct problem *p, uint64_t bits)
     return (uint32_t)(u * (float)p->experts) % p->experts;
 }
 
-void problem_ids(const struct problem *p, uint64_t token, int32_t *ret_ids)
+void workload_ids(const struct workload *p, uint64_t token, int32_t *ret_ids)
 {
     for (uint32_t k = 0; k < p->topk; k++) {
         uint64_t slot = token * p->topk + k;
@@ -88,17 +88,17 @@ void problem_ids(const struct problem *p, uint64_t token, int32_t *ret_ids)
             ret_ids[k] = -1;
 }
 
-static void fill_bf16(const struct problem_rank *r, mok_buffer *buffer, enum problem_stream stream, uint64_t first,
+static void fill_bf16(const struct workload_rank *r, mok_buffer *buffer, enum workload_stream stream, uint64_t first,
                       uint64_t count, float scale)
 {
     uint16_t *data = mok_buffer_data(buffer);
     for (uint64_t i = 0; i < count; i++)
-        data[i] = problem_bf16(problem_value(r->problem, stream, first + i) * scale);
+        data[i] = workload_bf16(workload_value(r->problem, stream, first + i) * scale);
 }
 
-void problem_fill(struct problem_rank *r)
+void workload_fill(struct workload_rank *r)
 {
-    const struct problem *p = r->problem;
+    const struct workload *p = r->problem;
     uint64_t h = p->hidden, n = p->intermediate, local = p->experts / p->ep, is = p->shared_intermediate;
     float sh = 1.0f / sqrtf((float)h), si = 1.0f / sqrtf((float)n);
     fill_bf16(r, r->x, STREAM_X, r->first_token * h, r->tokens * h, 1.0f);
@@ -114,23 +114,23 @@ void problem_fill(struct problem_rank *r)
     int32_t *ids = mok_buffer_data(r->ids);
     float *weight = mok_buffer_data(r->weight);
     for (uint32_t t = 0; t < r->tokens; t++) {
-        problem_ids(p, r->first_token + t, ids + (uint64_t)t * p->topk);
+        workload_ids(p, r->first_token + t, ids + (uint64_t)t * p->topk);
         for (uint32_t k = 0; k < p->topk; k++)
             weight[(uint64_t)t * p->topk + k] =
-                problem_value(p, STREAM_WEIGHT, (r->first_token + t) * p->topk + k) * 0.5f;
+                workload_value(p, STREAM_WEIGHT, (r->first_token + t) * p->topk + k) * 0.5f;
     }
 }
 
 /* ---------------------------------------------------------------- buffers */
 
-static int private_buffer(struct problem_rank *r, uint32_t device, uint64_t bytes, mok_buffer **ret)
+static int private_buffer(struct workload_rank *r, uint32_t device, uint64_t bytes, mok_buffer **ret)
 {
     return mok_buffer_alloc_private(r->session, device, bytes ? bytes : 16, ret);
 }
 
-static int allocate(struct problem_rank *r, uint32_t device, const mok_layer_memory *memory)
+static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_memory *memory)
 {
-    const struct problem *p = r->problem;
+    const struct workload *p = r->problem;
     uint64_t h = p->hidden, local = p->experts / p->ep, t = p->max_tokens, k = p->topk, is = p->shared_intermediate;
     uint64_t expert = local * p->intermediate * h;
     uint64_t context = p->context_mode == MOK_CONTEXT_RECOMPUTE ? memory->context_recompute_bytes
@@ -159,7 +159,7 @@ static mok_view whole(mok_buffer *buffer)
     return (mok_view){ .buffer = buffer };
 }
 
-static int bind(struct problem_rank *r)
+static int bind(struct workload_rank *r)
 {
     mok_layer_params params = {
         .size = sizeof(params), .gate = whole(r->gate), .up = whole(r->up), .down = whole(r->down),
@@ -170,10 +170,10 @@ static int bind(struct problem_rank *r)
     return mok_layer_bind(r->layer, &params);
 }
 
-int problem_open(struct problem_rank *r, const struct problem *p, uint32_t index, uint32_t tokens, uint64_t first_token,
+int workload_open(struct workload_rank *r, const struct workload *p, uint32_t index, uint32_t tokens, uint64_t first_token,
                  const char *socket, const char *group, uint32_t device)
 {
-    *r = (struct problem_rank){ .problem = p, .rank = index, .tokens = tokens, .first_token = first_token };
+    *r = (struct workload_rank){ .problem = p, .rank = index, .tokens = tokens, .first_token = first_token };
     mok_session_options so = { .size = sizeof(so), .socket_path = socket, .job = group };
     mok_group_options go = { .size = sizeof(go), .name = group, .ranks = p->ep, .rank = index, .device = device,
                              .timeout_ms = 30000 };
@@ -195,20 +195,20 @@ int problem_open(struct problem_rank *r, const struct problem *p, uint32_t index
     if (code == 0)
         code = bind(r);
     if (code < 0) {
-        problem_close(r);
+        workload_close(r);
         return code;
     }
-    problem_fill(r);
+    workload_fill(r);
     return 0;
 }
 
-void problem_close(struct problem_rank *r)
+void workload_close(struct workload_rank *r)
 {
     mok_session_close(r->session); /* mokd frees everything else with it */
     r->session = NULL;
 }
 
-void problem_poison(struct problem_rank *r)
+void workload_poison(struct workload_rank *r)
 {
     mok_buffer *all[] = { r->out, r->d_x, r->d_weight, r->context };
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -218,7 +218,7 @@ void problem_poison(struct problem_rank *r)
 
 /* ---------------------------------------------------------------- operations */
 
-int problem_forward(struct problem_rank *r, mok_ticket *ret_ticket)
+int workload_forward(struct workload_rank *r, mok_ticket *ret_ticket)
 {
     mok_forward_args args = {
         .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode, .x = whole(r->x),
@@ -229,7 +229,7 @@ int problem_forward(struct problem_rank *r, mok_ticket *ret_ticket)
     return mok_layer_forward(r->layer, &args, ret_ticket);
 }
 
-int problem_backward(struct problem_rank *r, uint32_t flags, mok_ticket *ret_ticket)
+int workload_backward(struct workload_rank *r, uint32_t flags, mok_ticket *ret_ticket)
 {
     mok_backward_args args = {
         .size = sizeof(args), .tokens = r->tokens, .flags = flags, .x = whole(r->x), .context = whole(r->context),
@@ -238,14 +238,14 @@ int problem_backward(struct problem_rank *r, uint32_t flags, mok_ticket *ret_tic
     return mok_layer_backward(r->layer, &args, ret_ticket);
 }
 
-int problem_step(struct problem_rank *r, mok_result *ret_forward, mok_result *ret_backward)
+int workload_step(struct workload_rank *r, mok_result *ret_forward, mok_result *ret_backward)
 {
     mok_ticket forward, backward;
     mok_result result[2] = { 0 };
-    int code = problem_forward(r, &forward);
+    int code = workload_forward(r, &forward);
     if (code < 0)
         return code;
-    code = problem_backward(r, MOK_BACKWARD_OVERWRITE_WGRAD, &backward);
+    code = workload_backward(r, MOK_BACKWARD_OVERWRITE_WGRAD, &backward);
     if (code < 0)
         return code;
     code = mok_wait(r->session, forward, -1, &result[0]);
@@ -266,9 +266,9 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, uint64_t bytes)
     return hash;
 }
 
-uint64_t problem_hash(const struct problem_rank *r)
+uint64_t workload_hash(const struct workload_rank *r)
 {
-    const struct problem *p = r->problem;
+    const struct workload *p = r->problem;
     uint64_t hash = 0xcbf29ce484222325u;
     hash = hash_bytes(hash, mok_buffer_data(r->out), (uint64_t)r->tokens * p->hidden * 2);
     hash = hash_bytes(hash, mok_buffer_data(r->d_x), (uint64_t)r->tokens * p->hidden * 2);

@@ -3,17 +3,17 @@
  * A random layer problem split over the ranks of a group, and one rank that runs it through libmok.
  * Used by integration and chaos tests and by the benchmarks. Values depend on (seed, global index) alone.
  */
-#ifndef MOK_TEST_PROBLEM_H
-#define MOK_TEST_PROBLEM_H
+#ifndef MOK_TEST_WORKLOAD_H
+#define MOK_TEST_WORKLOAD_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "mok/mok.h"
 
-enum problem_routing { ROUTE_UNIFORM, ROUTE_ZIPF, ROUTE_HOT_RANK, ROUTE_HOT_EXPERT };
+enum workload_routing { ROUTE_UNIFORM, ROUTE_ZIPF, ROUTE_HOT_RANK, ROUTE_HOT_EXPERT };
 
-struct problem {
+struct workload {
     uint32_t hidden, intermediate, experts, topk, ep;
     uint32_t max_tokens;
     uint32_t shared_intermediate;
@@ -21,14 +21,14 @@ struct problem {
     uint32_t precision;     /* 0: MOK_BF16 */
     uint32_t context_mode;  /* of forward */
     uint64_t seed;
-    enum problem_routing routing;
+    enum workload_routing routing;
     float masked;           /* share of slots with id -1 */
     uint64_t ring_bytes;    /* 0: the plan's choice, as in mok_layer_options */
     uint32_t minibatch_rows, comm_units;
 };
 
-struct problem_rank {
-    const struct problem *problem;
+struct workload_rank {
+    const struct workload *problem;
     uint32_t rank, tokens;
     uint64_t first_token; /* index of this rank's first token in the whole batch */
     mok_session *session;
@@ -41,30 +41,30 @@ struct problem_rank {
 };
 
 /* Value streams, so that an oracle can make the same inputs. */
-enum problem_stream { STREAM_X, STREAM_D_OUT, STREAM_WEIGHT, STREAM_IDS, STREAM_GATE, STREAM_UP, STREAM_DOWN,
+enum workload_stream { STREAM_X, STREAM_D_OUT, STREAM_WEIGHT, STREAM_IDS, STREAM_GATE, STREAM_UP, STREAM_DOWN,
                       STREAM_S_GATE, STREAM_S_UP, STREAM_S_DOWN, STREAM_MASK };
 /* Standard-normal-like value of element `index` of a stream. */
-float problem_value(const struct problem *problem, enum problem_stream stream, uint64_t index);
+float workload_value(const struct workload *problem, enum workload_stream stream, uint64_t index);
 /* Expert ids of one token of the whole batch, K of them. */
-void problem_ids(const struct problem *problem, uint64_t token, int32_t *ret_ids);
-uint16_t problem_bf16(float value);
-float problem_float(uint16_t bf16);
+void workload_ids(const struct workload *problem, uint64_t token, int32_t *ret_ids);
+uint16_t workload_bf16(float value);
+float workload_float(uint16_t bf16);
 
 /*
  * Opens a session, joins `group`, allocates everything, creates and binds the layer, fills in the inputs.
  * 0, or -MOK_E* (mok_last_error() has the sentence) with *rank cleaned up.
  */
-int problem_open(struct problem_rank *rank, const struct problem *problem, uint32_t index, uint32_t tokens,
+int workload_open(struct workload_rank *rank, const struct workload *problem, uint32_t index, uint32_t tokens,
                  uint64_t first_token, const char *socket, const char *group, uint32_t device);
-void problem_fill(struct problem_rank *rank);
-void problem_poison(struct problem_rank *rank); /* outputs to NaN */
-int problem_forward(struct problem_rank *rank, mok_ticket *ret_ticket);
-int problem_backward(struct problem_rank *rank, uint32_t flags, mok_ticket *ret_ticket);
+void workload_fill(struct workload_rank *rank);
+void workload_poison(struct workload_rank *rank); /* outputs to NaN */
+int workload_forward(struct workload_rank *rank, mok_ticket *ret_ticket);
+int workload_backward(struct workload_rank *rank, uint32_t flags, mok_ticket *ret_ticket);
 /* Both, waited for; the operation's code or the first error. */
-int problem_step(struct problem_rank *rank, mok_result *ret_forward, mok_result *ret_backward);
+int workload_step(struct workload_rank *rank, mok_result *ret_forward, mok_result *ret_backward);
 /* FNV-1a over every output and gradient. */
-uint64_t problem_hash(const struct problem_rank *rank);
+uint64_t workload_hash(const struct workload_rank *rank);
 /* Leaves the group and closes the session. */
-void problem_close(struct problem_rank *rank);
+void workload_close(struct workload_rank *rank);
 
 #endif
