@@ -83,7 +83,7 @@ static void *play_rank(void *argument)
     if (code < 0)
         fprintf(stderr, "mok-bench: rank %u: %s\n", r, mok_last_error());
     uint64_t rows = (uint64_t)run->options->tokens * run->problem.topk;
-    if (code == 0 && bench_dense_open(&run->dense[r], rows, run->workload.hidden, run->problem.intermediate) < 0)
+    if (code == 0 && bench_dense_open(&run->dense[r], rows, run->problem.hidden, run->problem.intermediate) < 0)
         code = -MOK_ENOMEM;
     run->code[r] = code;
     pthread_barrier_wait(&run->barrier);

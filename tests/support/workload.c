@@ -54,17 +54,17 @@ static uint32_t draw_expert(const struct workload *p, uint64_t bits)
     uint32_t local = p->experts / p->ep;
     float u = uniform(bits);
     switch (p->routing) {
-    case ROUTE_ZIPF: /* P(e) ~ 1 / (e + 1), by inverse of the continuous law */
+    case WORKLOAD_ZIPF: /* P(e) ~ 1 / (e + 1), by inverse of the continuous law */
         return (uint32_t)fminf(powf((float)p->experts + 1.0f, u) - 1.0f, (float)(p->experts - 1));
-    case ROUTE_HOT_RANK: /* half of all rows go to rank 0 */
+    case WORKLOAD_HOT_RANK: /* half of all rows go to rank 0 */
         if (bits & 1)
             return (uint32_t)(u * (float)local) % local;
         break;
-    case ROUTE_HOT_EXPERT:
+    case WORKLOAD_HOT_EXPERT:
         if (bits & 1)
             return 0;
         break;
-    case ROUTE_UNIFORM:
+    case WORKLOAD_UNIFORM:
         break;
     }
     return (uint32_t)(u * (float)p->experts) % p->experts;

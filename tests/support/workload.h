@@ -11,7 +11,7 @@
 
 #include "mok/mok.h"
 
-enum workload_routing { ROUTE_UNIFORM, ROUTE_ZIPF, ROUTE_HOT_RANK, ROUTE_HOT_EXPERT };
+enum workload_routing { WORKLOAD_UNIFORM, WORKLOAD_ZIPF, WORKLOAD_HOT_RANK, WORKLOAD_HOT_EXPERT };
 
 struct workload {
     uint32_t hidden, intermediate, experts, topk, ep;
