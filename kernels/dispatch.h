@@ -8,8 +8,9 @@
  * Ranks tell each other through struct mok_layer_flags at the start of each symmetric workspace: monotonic
  * sequence numbers, one writer each. A rank publishes ready(n + 1) only after its own done(n), and done(n) only
  * after all ranks pushed(n): so info(n) and the slots stay valid for as long as anyone can look.
- * An operation that fails takes the same road, so that all ranks see the same verdict.
- * Compiles as C and as CUDA C; on the host, flags are C atomics.
+ * An operation that fails takes the same road, so that all ranks see the same verdict. It is reached twice: from all
+ * infos once all are ready, and from all push statuses once all have pushed; the lowest rank at fault is the one told.
+ * The functions themselves are in dispatch_step.h, inline, for the host and for a CUDA device.
  */
 #ifndef MOK_KERNELS_DISPATCH_H
 #define MOK_KERNELS_DISPATCH_H
@@ -41,7 +42,8 @@ struct mok_layer_flags {
     uint64_t ready;  /* highest sequence number whose inputs are there */
     uint8_t pad0[120];
     uint64_t pushed; /* highest sequence number whose rows have been pushed */
-    uint8_t pad1[120];
+    int32_t push_status; /* 0, or -MOK_E*: MAIN of `pushed` failed on this rank, nobody reduces; written before it */
+    uint8_t pad1[116];
     uint32_t sleeping; /* the worker of this rank sleeps: ring its doorbell after writing a flag */
     uint8_t pad2[124];
     struct mok_op_info info;
@@ -68,6 +70,7 @@ enum mok_dispatch_action {
 
 struct mok_dispatch_op {
     enum mok_op_state state;
+    bool published;               /* of READY and PUSHED: this rank's flag has been moved */
     uint64_t seq;
     struct mok_op_info info;      /* this rank's, published at READY */
     struct mok_op_result result;  /* final in DONE */
@@ -88,7 +91,7 @@ void mok_dispatch_begin(struct mok_dispatch_op *op, uint64_t seq, const struct m
 enum mok_dispatch_action mok_dispatch_step(struct mok_dispatch_op *op, const struct mok_dispatch_view *view,
                                            uint64_t now_ns, bool *ret_flags_moved);
 
-/* Takes the outcome of the phase that the last action asked for. */
+/* Takes the outcome of the phase that the last action asked for; the next step goes on from there. */
 void mok_dispatch_phase_done(struct mok_dispatch_op *op, const struct mok_op_result *result);
 
 /* Before READY: makes the operation fail on all ranks with `code` (cancel). Returns -MOK_EBUSY once it is too late. */

@@ -88,11 +88,14 @@ struct mok_plan {
 int mok_plan_make(const struct mok_layer_spec *spec, const struct mok_device_limits *device, struct mok_plan *ret,
                   char *describe, size_t describe_size, struct mok_message *message);
 
+/* Of what a saved context depends on, so that another layer's context is refused. */
+uint64_t mok_plan_hash(const struct mok_plan *plan);
+
 /* Head of a saved context. Client-writable memory: every field is checked again when it is read. */
 #define MOK_CONTEXT_MAGIC 0x544e4f434b4f4dull
 struct mok_context_header {
     uint64_t magic;
-    uint64_t layer_hash; /* of the spec's shape, so that another layer's context is refused */
+    uint64_t layer_hash; /* mok_plan_hash */
     uint32_t mode;       /* enum mok_context_mode */
     uint32_t tokens;
     uint64_t ring_rows_kept; /* rows of macrobatch 0 that ctx_ring holds */
@@ -145,6 +148,7 @@ struct mok_op_result {
     uint64_t bad_slot;
     int64_t bad_value;
     uint64_t device_ns;
+    uint64_t schedule_ns; /* the part of device_ns that built the schedule (MAIN) */
 };
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
  *
  * Three sealed memfds, all made by mokd:
  *   control  worker writes, client maps read-only: header, SQ head, wake-up flag, CQ tail, CQ entries
- *   submit   client writes, worker maps read-write and trusts nothing: SQ tail, SQ entries, CQ head, sleeping count
+ *   submit   client writes, worker maps read-only and trusts nothing: SQ tail, SQ entries, CQ head, sleeping count
  *   inflight worker and mokd only: what was taken and not yet completed, so that it survives a worker
  */
 #ifndef MOK_RING_ABI_H
@@ -96,29 +96,29 @@ struct mok_cqe {
 MOK_STATIC_ASSERT(sizeof(struct mok_cqe) == 64, "ABI");
 
 /* What an error code is about; the library turns it into a sentence. */
-#define MOK_ARGUMENT_MAP(X)                                                                        \
-    X(0, NONE, "")                                                                                 \
-    X(1, OPCODE, "opcode")                                                                         \
-    X(2, FLAGS, "flags")                                                                           \
-    X(3, RESERVED, "reserved")                                                                     \
-    X(4, LAYER, "layer")                                                                           \
-    X(5, TOKENS, "tokens")                                                                         \
-    X(6, CONTEXT_MODE, "context_mode")                                                             \
-    X(7, TIMEOUT, "timeout_ns")                                                                    \
-    X(8, TARGET, "cancel_target")                                                                  \
-    X(16, X, "x")                                                                                  \
-    X(17, IDS, "ids")                                                                              \
-    X(18, TOPK_WEIGHT, "topk_weight")                                                              \
-    X(19, OUT, "out")                                                                              \
-    X(20, CONTEXT, "context")                                                                      \
-    X(21, D_OUT, "d_out")                                                                          \
-    X(22, D_X, "d_x")                                                                              \
-    X(23, D_TOPK_WEIGHT, "d_topk_weight")                                                          \
-    X(32, PARAMS, "layer parameters")                                                              \
-    X(33, WGRADS, "layer weight gradients")                                                        \
-    X(34, RANKS, "ranks")                                                                          \
-    X(35, SQ_TAIL, "sq_tail")                                                                      \
-    X(36, CQ_HEAD, "cq_head")
+#define MOK_ARGUMENT_MAP(M)                                                                        \
+    M(0, NONE, "")                                                                                 \
+    M(1, OPCODE, "opcode")                                                                         \
+    M(2, FLAGS, "flags")                                                                           \
+    M(3, RESERVED, "reserved")                                                                     \
+    M(4, LAYER, "layer")                                                                           \
+    M(5, TOKENS, "tokens")                                                                         \
+    M(6, CONTEXT_MODE, "context_mode")                                                             \
+    M(7, TIMEOUT, "timeout_ns")                                                                    \
+    M(8, TARGET, "cancel_target")                                                                  \
+    M(16, X, "x")                                                                                  \
+    M(17, IDS, "ids")                                                                              \
+    M(18, TOPK_WEIGHT, "topk_weight")                                                              \
+    M(19, OUT, "out")                                                                              \
+    M(20, CONTEXT, "context")                                                                      \
+    M(21, D_OUT, "d_out")                                                                          \
+    M(22, D_X, "d_x")                                                                              \
+    M(23, D_TOPK_WEIGHT, "d_topk_weight")                                                          \
+    M(32, PARAMS, "layer parameters")                                                              \
+    M(33, WGRADS, "layer weight gradients")                                                        \
+    M(34, RANKS, "ranks")                                                                          \
+    M(35, SQ_TAIL, "sq_tail")                                                                      \
+    M(36, CQ_HEAD, "cq_head")
 enum mok_argument {
 #define MOK_ARGUMENT_ENUM(code, name, text) MOK_ARG_##name = code,
     MOK_ARGUMENT_MAP(MOK_ARGUMENT_ENUM)
@@ -145,7 +145,8 @@ struct mok_ring_header {
 
     _Alignas(64) uint32_t sq_head;  /* worker: entries taken */
     _Alignas(64) uint32_t sq_flags; /* worker: MOK_SQ_* */
-    _Alignas(64) uint32_t cq_tail;  /* worker: completions published; the futex clients sleep on */
+    _Alignas(64) uint32_t cq_tail;  /* worker: completions published */
+    uint32_t cq_wakeups;            /* worker or mokd: the futex clients sleep on; moves at each wake-up */
     _Alignas(64) uint32_t state;    /* worker or mokd: MOK_RING_OPEN or _CLOSED */
     int32_t close_code;             /* -MOK_E*, valid once state is closed */
 };

@@ -27,7 +27,7 @@ static inline void mok_cleanup_free(void *pointer)
 }
 #define _cleanup_fd_ __attribute__((cleanup(mok_cleanup_fd)))
 #define _cleanup_free_ __attribute__((cleanup(mok_cleanup_free)))
-#define _printf_(format, first) __attribute__((format(printf, format, first)))
+#define _printf_(text, first) __attribute__((format(printf, text, first)))
 
 /* Takes ownership out of a variable with a clean-up attribute. */
 static inline int mok_take_fd(int *fd)

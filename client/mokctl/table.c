@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mokd's status for people: one table a kind of thing, columns as wide as what is in them. */
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mokctl.h"
+#include "names.h"
+#include "util.h"
+
+#define MAX_COLUMNS 12
+
+/* Cells of a table, row by row; the first row is the head. */
+struct table {
+    size_t columns, cells, capacity;
+    char **cell;
+    bool failed; /* for want of memory */
+};
+
+static void table_clear(struct table *table)
+{
+    for (size_t i = 0; i < table->cells; i++)
+        free(table->cell[i]);
+    free(table->cell);
+}
+#define _cleanup_table_ __attribute__((cleanup(table_clear)))
+
+static void put(struct table *table, const char *format, ...) _printf_(2, 3);
+static void put(struct table *table, const char *format, ...)
+{
+    va_list arguments;
+    char *text = NULL;
+
+    if (table->cells == table->capacity) {
+        size_t capacity = table->capacity ? 2 * table->capacity : 64;
+        char **larger = realloc(table->cell, capacity * sizeof(*larger));
+        table->failed |= !larger;
+        if (!larger)
+            return;
+        table->cell = larger;
+        table->capacity = capacity;
+    }
+    va_start(arguments, format);
+    if (vasprintf(&text, format, arguments) < 0) {
+        table->failed = true;
+        text = NULL;
+    }
+    va_end(arguments);
+    /* A terminal must not be told what to do by a name. */
+    for (char *c = text; c && *c; c++) {
+        if (iscntrl((unsigned char)*c))
+            *c = '?';
+    }
+    table->cell[table->cells++] = text;
+}
+
+static void head(struct table *table, size_t columns, const char *const *names)
+{
+    table->columns = columns;
+    for (size_t i = 0; i < columns; i++)
+        put(table, "%s", names[i]);
+}
+
+static int table_print(const struct table *table)
+{
+    int width[MAX_COLUMNS] = { 0 };
+
+    if (table->failed)
+        return -1;
+    for (size_t i = 0; i < table->cells; i++) {
+        int length = (int)strlen(table->cell[i]);
+        if (width[i % table->columns] < length)
+            width[i % table->columns] = length;
+    }
+    for (size_t i = 0; i < table->cells; i++) {
+        bool last = i % table->columns == table->columns - 1;
+        if (last)
+            printf("%s\n", table->cell[i]);
+        else
+            printf("%-*s  ", width[i % table->columns], table->cell[i]);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------ values for people */
+
+static void put_bytes(struct table *table, uint64_t bytes)
+{
+    static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
+    double value = (double)bytes;
+    size_t i = 0;
+
+    while (value >= 1024 && i + 1 < ARRAY_SIZE(unit)) {
+        value /= 1024;
+        i++;
+    }
+    if (i == 0)
+        put(table, "%" PRIu64 " B", bytes);
+    else
+        put(table, "%.1f %s", value, unit[i]);
+}
+
+static void duration(uint64_t ms, char *ret, size_t capacity)
+{
+    uint64_t s = ms / 1000;
+
+    if (s >= 86400)
+        snprintf(ret, capacity, "%" PRIu64 "d %" PRIu64 "h", s / 86400, s / 3600 % 24);
+    else if (s >= 3600)
+        snprintf(ret, capacity, "%" PRIu64 "h %" PRIu64 "m", s / 3600, s / 60 % 60);
+    else if (s >= 60)
+        snprintf(ret, capacity, "%" PRIu64 "m %" PRIu64 "s", s / 60, s % 60);
+    else
+        snprintf(ret, capacity, "%" PRIu64 ".%" PRIu64 "s", s, ms % 1000 / 100);
+}
+
+static void put_duration(struct table *table, uint64_t ms)
+{
+    char text[64];
+
+    duration(ms, text, sizeof(text));
+    put(table, "%s", text);
+}
+
+const char *mokctl_device_state(unsigned state)
+{
+    switch (state) {
+    case MOK__DEVICE_STATE__DEVICE_STARTING:
+        return "starting";
+    case MOK__DEVICE_STATE__DEVICE_UP:
+        return "up";
+    case MOK__DEVICE_STATE__DEVICE_FAILED:
+        return "failed";
+    }
+    return "?";
+}
+
+/* ------------------------------------------------------------------ tables */
+
+static int print_devices(const Mok__StatusReply *status)
+{
+    static const char *const names[] = { "DEVICE", "NAME",     "KIND", "UNITS", "STATE",    "MEMORY",
+                                         "USED",   "SESSIONS", "OPS",  "BUSY",  "RESTARTS", "WORKER" };
+    _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
+    _cleanup_table_ struct table table = { 0 };
+
+    head(&table, ARRAY_SIZE(names), names);
+    for (size_t i = 0; i < status->n_device; i++) {
+        const Mok__DeviceInfo *d = status->device[i];
+        put(&table, "%" PRIu32, d->index);
+        put(&table, "%s", d->name);
+        put(&table, "%s", mok_device_kind_text(d->kind));
+        put(&table, "%" PRIu32, d->threads);
+        put(&table, "%s", mokctl_device_state(d->state));
+        put_bytes(&table, d->memory_bytes);
+        put_bytes(&table, d->memory_used);
+        put(&table, "%" PRIu32, d->sessions);
+        put(&table, "%" PRIu64, d->ops_done);
+        put_duration(&table, d->device_ns / 1000000);
+        put(&table, "%" PRIu32, d->restarts);
+        put(&table, "%" PRIu32, d->worker_pid);
+    }
+    return table_print(&table);
+}
+
+static int print_jobs(const Mok__StatusReply *status)
+{
+    static const char *const names[] = { "SESSION", "JOB",    "USER",   "PID",    "AGE", "MEMORY",
+                                         "BUFFERS", "GROUPS", "LAYERS", "QUEUES", "OPS" };
+    _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
+    _cleanup_table_ struct table table = { 0 };
+
+    head(&table, ARRAY_SIZE(names), names);
+    for (size_t i = 0; i < status->n_job; i++) {
+        const Mok__JobInfo *j = status->job[i];
+        put(&table, "%" PRIu64, j->session);
+        put(&table, "%s", j->job);
+        if (j->user[0])
+            put(&table, "%s", j->user);
+        else
+            put(&table, "%" PRIu32, j->uid);
+        put(&table, "%" PRIu32, j->pid);
+        put_duration(&table, j->age_ms);
+        put_bytes(&table, j->bytes);
+        put(&table, "%" PRIu32, j->buffers);
+        put(&table, "%" PRIu32, j->groups);
+        put(&table, "%" PRIu32, j->layers);
+        put(&table, "%" PRIu32, j->queues);
+        put(&table, "%" PRIu64, j->ops_done);
+    }
+    return table_print(&table);
+}
+
+/* Device of each rank; "-" where nobody has joined. */
+static void put_ranks(struct table *table, const Mok__GroupInfo *g)
+{
+    char text[512] = "";
+    size_t used = 0;
+
+    for (size_t i = 0; i < g->n_device && used < sizeof(text); i++) {
+        bool joined = i < g->n_session && g->session[i] != 0;
+        int length = joined ? snprintf(text + used, sizeof(text) - used, "%s%" PRIu32, i ? "," : "", g->device[i])
+                            : snprintf(text + used, sizeof(text) - used, "%s-", i ? "," : "");
+        used += (size_t)length;
+    }
+    put(table, "%s", text[0] ? text : "-");
+}
+
+static int print_groups(const Mok__StatusReply *status)
+{
+    static const char *const names[] = { "GROUP", "NAME",   "UID",     "RANKS", "JOINED",
+                                         "STATE", "LAYERS", "DEVICES", "ERROR" };
+    _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
+    _cleanup_table_ struct table table = { 0 };
+
+    head(&table, ARRAY_SIZE(names), names);
+    for (size_t i = 0; i < status->n_group; i++) {
+        const Mok__GroupInfo *g = status->group[i];
+        put(&table, "%" PRIu32, g->group);
+        put(&table, "%s", g->name);
+        put(&table, "%" PRIu32, g->uid);
+        put(&table, "%" PRIu32, g->size);
+        put(&table, "%" PRIu32, g->joined);
+        put(&table, "%s", g->state);
+        put(&table, "%" PRIu32, g->layers);
+        put_ranks(&table, g);
+        put(&table, "%s", g->error[0] ? g->error : "-");
+    }
+    return table_print(&table);
+}
+
+static int print_status(const Mok__StatusReply *status)
+{
+    char up[64];
+
+    duration(status->uptime_ms, up, sizeof(up));
+    printf("mokd %s, pid %" PRIu32 ", up %s, %" PRIu64 " operations, %" PRIu64 " errors\n\n", status->version,
+           status->pid, up, status->ops_done, status->errors);
+    if (print_devices(status) < 0)
+        return -1;
+    putchar('\n');
+    if (print_jobs(status) < 0)
+        return -1;
+    putchar('\n');
+    return print_groups(status);
+}
+
+int mokctl_print_table(enum mokctl_part part, const Mok__StatusReply *status)
+{
+    switch (part) {
+    case MOKCTL_DEVICES:
+        return print_devices(status);
+    case MOKCTL_JOBS:
+        return print_jobs(status);
+    case MOKCTL_GROUPS:
+        return print_groups(status);
+    case MOKCTL_STATUS:
+        break;
+    }
+    return print_status(status);
+}

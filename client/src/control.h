@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One connection to mokd's control socket: requests of several threads in flight at once, answers matched by id.
+ * One waiting thread reads and hands answers to the others. Knows messages, not sessions: mokctl uses it too.
+ * Never holds its lock while it sleeps in a system call.
+ */
+#ifndef MOK_CLIENT_CONTROL_H
+#define MOK_CLIENT_CONTROL_H
+
+#include <stdint.h>
+
+#include "control.pb-c.h"
+#include "wire.h"
+
+#define MOK_DEFAULT_SOCKET "/run/mok/mokd.sock"
+#define MOK_DEFAULT_TIMEOUT_MS 30000u
+
+struct control;
+
+/* An event that nobody asked for. Called by the thread that reads, without any lock held, one at a time. */
+typedef void (*control_event_fn)(void *data, const Mok__Reply *reply);
+
+struct control_answer {
+    Mok__Reply *reply;
+    struct mok_wire_fds fds;
+};
+#define CONTROL_ANSWER_INIT                                                                                            \
+    {                                                                                                                  \
+        .reply = NULL, .fds = MOK_WIRE_FDS_INIT                                                                        \
+    }
+void control_answer_clear(struct control_answer *answer);
+#define _cleanup_answer_ __attribute__((cleanup(control_answer_clear)))
+
+/* CLOCK_MONOTONIC in nanoseconds when a time-out that begins now is over; UINT64_MAX: never, for 0 ms too. */
+uint64_t control_deadline(uint64_t timeout_ms);
+
+/* `path` as given, else $MOK_SOCKET, else the default. */
+const char *control_socket_path(const char *path);
+
+/* Connects. -MOK_EDAEMON, -MOK_EACCESS, -MOK_ERANGE, -MOK_ETIMEDOUT, -MOK_EFDS, -MOK_ENOMEM, with a sentence. */
+int control_open(const char *path, uint64_t timeout_ms, control_event_fn on_event, void *event_data,
+                 struct control **ret_control);
+/* Ends the connection for mokd too, whoever else holds the socket. NULL is fine. */
+void control_close(struct control *control);
+
+/*
+ * Sends `request` (its id is filled in) and waits for the answer; timeout_ms 0: for ever. An answer with a code is
+ * that failure, with its sentence. `body`: what the answer must be (MOK__REPLY__BODY__NOT_SET: any), with exactly
+ * `fds` descriptors. A negative return leaves *ret_answer empty and nothing behind at mokd that only the answer names.
+ */
+int control_call(struct control *control, Mok__Request *request, uint64_t timeout_ms, Mok__Reply__BodyCase body,
+                 size_t fds, struct control_answer *ret_answer);
+
+/* Reads what has arrived; never sleeps. 0, or why the connection is over, without a sentence. */
+int control_look(struct control *control);
+/* Records the sentence of a connection that is over and returns its code. */
+int control_fail(struct control *control);
+
+#endif

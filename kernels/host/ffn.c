@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One expert's products with their epilogues, an output tile at a time. A tile's weights are widened once and serve all
+ * its rows. Knows nothing of routing, rings or other ranks.
+ */
+#include "host.h"
+
+#include <string.h>
+
+#include "ops.h"
+
+static uint32_t pad16(uint64_t rows)
+{
+    return (uint32_t)mok_round_up(rows, 16);
+}
+
+/* Widens `rows` whole rows and fills up to a multiple of 16 with zeros. */
+static void stage_rows(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows)
+{
+    uint64_t columns = matrix->columns;
+
+    mok_host_stage(ret, matrix, row, rows, 0, columns);
+    memset(ret + rows * columns, 0, (pad16(rows) - rows) * columns * sizeof(float));
+}
+
+static uint32_t tile_at(const struct mok_plan *plan, uint32_t depth, uint32_t width, uint32_t tile, uint32_t *ret_count)
+{
+    uint32_t step = mok_host_tile_columns(plan, depth), from = tile * step;
+
+    *ret_count = (uint32_t)mok_min_u64(step, width - from);
+    return from;
+}
+
+uint32_t mok_host_hidden_tiles(const struct mok_host_ffn *ffn)
+{
+    return (uint32_t)mok_div_up(ffn->intermediate, mok_host_tile_columns(ffn->plan, ffn->hidden));
+}
+
+uint32_t mok_host_output_tiles(const struct mok_host_ffn *ffn)
+{
+    return (uint32_t)mok_div_up(ffn->hidden, mok_host_tile_columns(ffn->plan, ffn->intermediate));
+}
+
+uint32_t mok_host_wgrad_tiles(const struct mok_host_ffn *ffn)
+{
+    return (uint32_t)(mok_div_up(ffn->intermediate, MOK_HOST_WGRAD_ROWS) +
+                      mok_div_up(ffn->hidden, MOK_HOST_WGRAD_ROWS));
+}
+
+/* Floats of the largest block that any of the functions below puts into a unit's memory. */
+uint64_t mok_host_block_floats(const struct mok_plan *plan)
+{
+    uint32_t depth[3] = { plan->spec.hidden, plan->spec.intermediate, plan->spec.shared_intermediate };
+    uint64_t floats = mok_max_u64(MOK_HOST_BLOCK_FLOATS, MOK_HOST_TILE_ROWS * MOK_HOST_WGRAD_COLUMNS);
+    unsigned i;
+
+    for (i = 0; i < 3; i++) {
+        if (depth[i] == 0)
+            continue;
+        floats = mok_max_u64(floats, (uint64_t)mok_host_tile_columns(plan, depth[i]) * depth[i]);
+        floats = mok_max_u64(floats, (uint64_t)mok_host_block_rows(depth[i]) * depth[i]);
+    }
+    return floats;
+}
+
+/* a = x gate^T, b = x up^T, h = SwiGLU. */
+void mok_host_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
+                      uint32_t tile, bool store_h)
+{
+    uint32_t depth = ffn->hidden, block = mok_host_block_rows(depth), n;
+    uint32_t from = tile_at(ffn->plan, depth, ffn->intermediate, tile, &n);
+    uint64_t done, i;
+
+    mok_host_stage(unit->weight[0], &ffn->gate, from, n, 0, depth);
+    mok_host_stage(unit->weight[1], &ffn->up, from, n, 0, depth);
+    for (done = 0; done < rows; done += block) {
+        uint64_t count = mok_min_u64(block, rows - done);
+
+        stage_rows(unit->rows[0], &ffn->x, row + done, count);
+        mok_host_gemm_nt(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[0], 0, unit->out[0]);
+        mok_host_gemm_nt(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[1], 0, unit->out[1]);
+        for (i = 0; i < count; i++) {
+            uint64_t at = (row + done + i) * ffn->intermediate + from;
+            float *h = unit->out[0] + i * n;
+
+            mok_ops_swiglu(h, unit->out[1] + i * n, ffn->clamp, ffn->a + at, ffn->b + at, h, n);
+            if (store_h)
+                mok_host_store(&ffn->h, ffn->group, row + done + i, from, n, h);
+        }
+    }
+}
+
+static void store_y(const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows, uint32_t from, uint32_t n,
+                    const float *value)
+{
+    uint64_t i;
+
+    for (i = 0; i < rows; i++)
+        mok_ops_narrow(ffn->y + (row + i) * ffn->hidden + from, value + i * n, n);
+}
+
+/* y = h down^T. */
+void mok_host_down(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
+                   uint32_t tile)
+{
+    struct mok_host_matrix h = mok_host_matrix_of(ffn->h);
+    uint32_t depth = ffn->intermediate, block = mok_host_block_rows(depth), n;
+    uint32_t from = tile_at(ffn->plan, depth, ffn->hidden, tile, &n);
+    uint64_t done;
+
+    mok_host_stage(unit->weight[0], &ffn->down, from, n, 0, depth);
+    for (done = 0; done < rows; done += block) {
+        uint64_t count = mok_min_u64(block, rows - done);
+
+        stage_rows(unit->rows[0], &h, row + done, count);
+        mok_host_gemm_nt(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[0], 0, unit->out[0]);
+        store_y(ffn, row + done, count, from, n, unit->out[0]);
+    }
+}
+
+/* One row's epilogue of u = d_out down: h again, d_a and d_b, and this tile's part of <u, h>. */
+static void d_hidden_row(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint32_t from,
+                         uint32_t n, uint32_t tile, const float *u)
+{
+    struct mok_host_matrix h_matrix = mok_host_matrix_of(ffn->h);
+    float *h = unit->rows[1], *d_a = h + n, *d_b = d_a + n;
+    uint64_t at = row * ffn->intermediate + from;
+
+    mok_ops_swiglu_backward(u, ffn->a + at, ffn->b + at, ffn->clamp, ffn->weight ? ffn->weight[row] : 1.0f, h, d_a,
+                            d_b, n);
+    mok_host_store(&ffn->h, ffn->group, row, from, n, h);
+    mok_host_store(&ffn->d_a, ffn->group, row, from, n, d_a);
+    mok_host_store(&ffn->d_b, ffn->group, row, from, n, d_b);
+    if (!ffn->partial)
+        return;
+    /* h as forward used it: rounded */
+    mok_host_stage(h, &h_matrix, row, 1, from, n);
+    ffn->partial[row * mok_host_hidden_tiles(ffn) + tile] = mok_ops_dot(u, h, n);
+}
+
+void mok_host_d_hidden(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
+                       uint32_t tile)
+{
+    uint32_t depth = ffn->hidden, block = mok_host_block_rows(depth), n;
+    uint32_t from = tile_at(ffn->plan, depth, ffn->intermediate, tile, &n);
+    uint64_t done, i;
+
+    mok_host_stage(unit->weight[0], &ffn->down, 0, depth, from, n);
+    for (done = 0; done < rows; done += block) {
+        uint64_t count = mok_min_u64(block, rows - done);
+
+        stage_rows(unit->rows[0], &ffn->g, row + done, count);
+        mok_host_gemm_nn(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[0], 0, unit->out[0]);
+        for (i = 0; i < count; i++)
+            d_hidden_row(unit, ffn, row + done + i, from, n, tile, unit->out[0] + i * n);
+    }
+}
+
+/* d_x = d_a gate + d_b up. */
+void mok_host_d_input(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
+                      uint32_t tile)
+{
+    struct mok_host_matrix d_a = mok_host_matrix_of(ffn->d_a), d_b = mok_host_matrix_of(ffn->d_b);
+    uint32_t depth = ffn->intermediate, block = mok_host_block_rows(depth), n;
+    uint32_t from = tile_at(ffn->plan, depth, ffn->hidden, tile, &n);
+    uint64_t done;
+
+    mok_host_stage(unit->weight[0], &ffn->gate, 0, depth, from, n);
+    mok_host_stage(unit->weight[1], &ffn->up, 0, depth, from, n);
+    for (done = 0; done < rows; done += block) {
+        uint64_t count = mok_min_u64(block, rows - done);
+
+        stage_rows(unit->rows[0], &d_a, row + done, count);
+        stage_rows(unit->rows[1], &d_b, row + done, count);
+        mok_host_gemm_nn(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[0], 0, unit->out[0]);
+        mok_host_gemm_nn(unit->engine, pad16(count), n, depth, unit->rows[1], unit->weight[1], 1, unit->out[0]);
+        store_y(ffn, row + done, count, from, n, unit->out[0]);
+    }
+}
+
+/* Rows [from, from + m) of d_gate += d_a^T x and d_up += d_b^T x. */
+static void wgrad_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint32_t rows,
+                          uint32_t from, uint32_t m)
+{
+    struct mok_host_matrix d_a = mok_host_matrix_of(ffn->d_a), d_b = mok_host_matrix_of(ffn->d_b);
+    uint64_t at = (uint64_t)from * ffn->hidden;
+    uint32_t column;
+
+    mok_host_stage(unit->rows[0], &d_a, row, rows, from, m);
+    mok_host_stage(unit->rows[1], &d_b, row, rows, from, m);
+    for (column = 0; column < ffn->hidden; column += MOK_HOST_WGRAD_COLUMNS) {
+        uint32_t n = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_COLUMNS, ffn->hidden - column);
+
+        mok_host_stage(unit->weight[0], &ffn->x, row, rows, column, n);
+        mok_host_gemm_tn_add(m, n, rows, unit->rows[0], unit->weight[0], ffn->d_gate + at + column, ffn->hidden);
+        mok_host_gemm_tn_add(m, n, rows, unit->rows[1], unit->weight[0], ffn->d_up + at + column, ffn->hidden);
+    }
+}
+
+/* Rows [from, from + m) of d_down += (weight * d_out)^T h. */
+static void wgrad_down(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint32_t rows,
+                       uint32_t from, uint32_t m)
+{
+    struct mok_host_matrix h = mok_host_matrix_of(ffn->h);
+    uint64_t at = (uint64_t)from * ffn->intermediate;
+    uint32_t column, r;
+
+    mok_host_stage(unit->rows[0], &ffn->g, row, rows, from, m);
+    if (ffn->weight)
+        for (r = 0; r < rows; r++)
+            mok_ops_scale(unit->rows[0] + (uint64_t)r * m, unit->rows[0] + (uint64_t)r * m, ffn->weight[row + r], m);
+    for (column = 0; column < ffn->intermediate; column += MOK_HOST_WGRAD_COLUMNS) {
+        uint32_t n = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_COLUMNS, ffn->intermediate - column);
+
+        mok_host_stage(unit->weight[0], &h, row, rows, column, n);
+        mok_host_gemm_tn_add(m, n, rows, unit->rows[0], unit->weight[0], ffn->d_down + at + column,
+                             ffn->intermediate);
+    }
+}
+
+/*
+ * Chunks of MOK_HOST_TILE_ROWS rows are added one after the other to the stored FP32 value. `row` is at a chunk's
+ * start of the expert's canonical rows, so that no cut into minibatches or macrobatches changes a bit.
+ */
+void mok_host_wgrad(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
+                    uint32_t tile)
+{
+    uint32_t gate_tiles = (uint32_t)mok_div_up(ffn->intermediate, MOK_HOST_WGRAD_ROWS);
+    bool is_down = tile >= gate_tiles;
+    uint32_t from = (is_down ? tile - gate_tiles : tile) * MOK_HOST_WGRAD_ROWS;
+    uint32_t height = is_down ? ffn->hidden : ffn->intermediate;
+    uint32_t m = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_ROWS, height - from);
+    uint64_t done;
+
+    for (done = 0; done < rows; done += MOK_HOST_TILE_ROWS) {
+        uint32_t count = (uint32_t)mok_min_u64(MOK_HOST_TILE_ROWS, rows - done);
+
+        if (is_down)
+            wgrad_down(unit, ffn, row + done, count, from, m);
+        else
+            wgrad_gate_up(unit, ffn, row + done, count, from, m);
+    }
+}
