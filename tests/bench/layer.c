@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * mok-bench layer: forward and backward through mokd, everything included, alternated with dense SGEMMs of the same
- * FLOPs on as many threads. One thread of this process plays one rank. Slowest rank, median over the rounds.
+ * FLOPs on as many threads, or with a plain all-to-all implementation of the layer. One thread of this process plays
+ * one rank. Slowest rank, median over the rounds.
  */
 #include <cblas.h>
 #include <getopt.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "plain.h"
 #include "workload.h"
 #include "stack.h"
 
@@ -37,15 +39,20 @@ struct options {
     uint32_t context_mode;
     uint64_t ring_bytes;
     uint32_t minibatch_rows, comm_units;
+    bool plain; /* the peer is the plain implementation, not SGEMM */
 };
+
+/* What a round measures, in this order. */
+enum step { FORWARD, BACKWARD, DENSE, PLAIN_FORWARD, PLAIN_BACKWARD, STEPS };
 
 struct run {
     const struct options *options;
     struct workload problem;
     struct workload_rank rank[MAX_RANKS];
     struct bench_dense dense[MAX_RANKS];
+    struct plain *plain;
     pthread_barrier_t barrier;
-    double ms[3][MAX_RANKS][MAX_ROUNDS]; /* forward, backward, dense */
+    double ms[STEPS][MAX_RANKS][MAX_ROUNDS];
     uint64_t rows[MAX_RANKS];
     int code[MAX_RANKS];
     const char *socket;
@@ -73,37 +80,68 @@ static int timed(struct workload_rank *rank, bool backward, double *ret_ms, uint
     return code;
 }
 
+/* The comparators; collective over the ranks' threads where they are plain. */
+static double timed_peer(struct run *run, uint32_t rank, enum step step)
+{
+    double start = bench_now_ms();
+    if (step == DENSE)
+        return bench_dense_ms(&run->dense[rank]);
+    if (step == PLAIN_FORWARD)
+        plain_forward(run->plain, rank);
+    else
+        plain_backward(run->plain, rank);
+    return bench_now_ms() - start;
+}
+
+static bool step_wanted(const struct options *o, enum step step)
+{
+    return step == FORWARD || step == BACKWARD || (step == DENSE) == !o->plain;
+}
+
+static bool all_well(const struct run *run)
+{
+    bool ok = true;
+    for (uint32_t r = 0; r < run->options->ep; r++)
+        ok = ok && run->code[r] == 0;
+    return ok;
+}
+
+static void one_step(struct run *run, uint32_t r, enum step step, double *ret_ms)
+{
+    pthread_barrier_wait(&run->barrier);
+    bool ok = all_well(run);
+    int code = run->code[r];
+    pthread_barrier_wait(&run->barrier);
+    if (ok && step > BACKWARD)
+        *ret_ms = timed_peer(run, r, step);
+    else if (ok)
+        code = timed(&run->rank[r], step == BACKWARD, ret_ms, &run->rows[r]);
+    if (code < 0 && run->code[r] == 0)
+        fprintf(stderr, "mok-bench: rank %u: %s\n", r, mok_last_error());
+    pthread_barrier_wait(&run->barrier);
+    run->code[r] = code;
+}
+
 static void *play_rank(void *argument)
 {
     struct part *part = argument;
     struct run *run = part->run;
     uint32_t r = part->rank, warm = 2;
-    uint64_t first = (uint64_t)r * run->options->tokens;
+    uint64_t first = (uint64_t)r * run->options->tokens, rows = (uint64_t)run->options->tokens * run->problem.topk;
     int code = workload_open(&run->rank[r], &run->problem, r, run->options->tokens, first, run->socket, "bench", r);
     if (code < 0)
         fprintf(stderr, "mok-bench: rank %u: %s\n", r, mok_last_error());
-    uint64_t rows = (uint64_t)run->options->tokens * run->problem.topk;
     if (code == 0 && bench_dense_open(&run->dense[r], rows, run->problem.hidden, run->problem.intermediate) < 0)
         code = -MOK_ENOMEM;
     run->code[r] = code;
-    pthread_barrier_wait(&run->barrier);
     for (uint32_t i = 0; i < run->options->rounds + warm; i++) {
-        for (int what = 0; what < 3; what++) {
-            pthread_barrier_wait(&run->barrier);
-            bool ok = true;
-            for (uint32_t q = 0; q < run->options->ep; q++)
-                ok = ok && run->code[q] == 0;
+        for (int step = 0; step < STEPS; step++) {
             double ms = 0;
-            if (ok && what == 2)
-                ms = bench_dense_ms(&run->dense[r]);
-            else if (ok)
-                code = timed(&run->rank[r], what == 1, &ms, &run->rows[r]);
-            pthread_barrier_wait(&run->barrier);
-            if (code < 0 && run->code[r] == 0)
-                fprintf(stderr, "mok-bench: rank %u: %s\n", r, mok_last_error());
-            run->code[r] = code;
+            if (!step_wanted(run->options, (enum step)step))
+                continue;
+            one_step(run, r, (enum step)step, &ms);
             if (i >= warm)
-                run->ms[what][r][i - warm] = ms;
+                run->ms[step][r][i - warm] = ms;
         }
     }
     workload_close(&run->rank[r]);
@@ -111,13 +149,13 @@ static void *play_rank(void *argument)
     return NULL;
 }
 
-static double slowest_median(struct run *run, int what)
+static double slowest_median(struct run *run, enum step step)
 {
     double worst[MAX_ROUNDS];
     for (uint32_t i = 0; i < run->options->rounds; i++) {
         worst[i] = 0;
         for (uint32_t r = 0; r < run->options->ep; r++)
-            worst[i] = fmax(worst[i], run->ms[what][r][i]);
+            worst[i] = fmax(worst[i], run->ms[step][r][i]);
     }
     return bench_quantile(worst, run->options->rounds, 0.5);
 }
@@ -126,21 +164,23 @@ static void report(struct run *run, const struct shape *shape)
 {
     const struct options *o = run->options;
     double gflop = 6.0 * o->tokens * shape->topk * shape->hidden * shape->intermediate * 1e-9;
-    double dense = slowest_median(run, 2);
-    for (int what = 0; what < 2; what++) {
-        double flops = gflop * (what + 1), ms = slowest_median(run, what), peer = dense * (what + 1);
+    double dense = o->plain ? (double)NAN : slowest_median(run, DENSE);
+    for (int what = FORWARD; what <= BACKWARD; what++) {
+        double flops = gflop * (what + 1), ms = slowest_median(run, (enum step)what);
+        double peer = o->plain ? slowest_median(run, what == FORWARD ? PLAIN_FORWARD : PLAIN_BACKWARD) : dense * (what + 1);
         char extra[160];
-        snprintf(extra, sizeof(extra), "\"share_of_dense\":%.3f,\"threads\":%u,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"comm_units\":%u",
+        snprintf(extra, sizeof(extra), "\"peer_over_ours\":%.3f,\"threads\":%u,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"comm_units\":%u",
                  peer / ms, o->threads, (unsigned long long)o->ring_bytes, o->minibatch_rows, o->comm_units);
         struct bench_record record = {
             .engine = "host", .op = what ? "backward" : "forward", .precision = "bf16", .shape = shape->name,
             .ep = (int)o->ep, .tokens = o->tokens, .routing = routing_names[o->routing], .ms = ms, .gflop = flops,
-            .dense_tflops = flops / peer, .peer = "OpenBLAS SGEMM, same FLOPs", .peer_ms = peer, .extra = extra,
+            .dense_tflops = o->plain ? (double)NAN : flops / peer,
+            .peer = o->plain ? "plain all-to-all, no overlap" : "OpenBLAS SGEMM, same FLOPs", .peer_ms = peer, .extra = extra,
         };
         bench_emit(&record);
         if (!bench.json)
-            printf("%-14s %-9s %3u %7u %-10s %9.2f %9.1f %12.1f %10.2f\n", shape->name, record.op, o->ep, o->tokens,
-                   record.routing, ms, flops / ms * 1e3, flops / peer * 1e3, peer / ms);
+            printf("%-14s %-9s %3u %7u %-10s %9.2f %9.1f %10.2f %12.2f\n", shape->name, record.op, o->ep, o->tokens,
+                   record.routing, ms, flops / ms * 1e3, peer, peer / ms);
     }
 }
 
@@ -159,6 +199,11 @@ static int run_shape(const struct options *o, const struct shape *shape, const s
                                      .max_tokens = o->tokens, .context_mode = o->context_mode, .seed = 1,
                                      .routing = o->routing, .ring_bytes = o->ring_bytes,
                                      .minibatch_rows = o->minibatch_rows, .comm_units = o->comm_units };
+    if (o->plain && !(run->plain = plain_open(&run->problem, o->tokens))) {
+        fprintf(stderr, "mok-bench: not enough memory for the comparator\n");
+        free(run);
+        return -1;
+    }
     pthread_barrier_init(&run->barrier, NULL, o->ep);
     for (uint32_t r = 0; r < o->ep; r++) {
         part[r] = (struct part){ run, r };
@@ -171,6 +216,7 @@ static int run_shape(const struct options *o, const struct shape *shape, const s
     pthread_barrier_destroy(&run->barrier);
     if (code == 0)
         report(run, shape);
+    plain_close(run->plain);
     free(run);
     return code;
 }
@@ -189,6 +235,7 @@ static int usage(FILE *file)
                   "  --routing NAME          uniform, zipf, hot-rank, hot-expert\n"
                   "  --context full|recompute\n"
                   "  --ring BYTES --minibatch ROWS --comm-units N   override the plan\n"
+                  "  --peer sgemm|plain      what to alternate with (default sgemm)\n"
                   "  --rounds N              measured rounds (default 10)\n"
                   "  --json                  one object a line\n");
     return file == stdout ? 0 : 2;
@@ -223,7 +270,8 @@ static void parse(int argc, char **argv, struct options *o)
         { "routing", required_argument, NULL, 'r' }, { "context", required_argument, NULL, 'c' },
         { "ring", required_argument, NULL, 'g' },    { "minibatch", required_argument, NULL, 'm' },
         { "comm-units", required_argument, NULL, 'o' }, { "rounds", required_argument, NULL, 'n' },
-        { "help", no_argument, NULL, 'h' },          { 0 },
+        { "peer", required_argument, NULL, 'q' },    { "help", no_argument, NULL, 'h' },
+        { 0 },
     };
     int c;
     while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -245,6 +293,7 @@ static void parse(int argc, char **argv, struct options *o)
         case 'm': o->minibatch_rows = (uint32_t)number("minibatch", optarg, 0, 1 << 24); break;
         case 'o': o->comm_units = (uint32_t)number("comm-units", optarg, 0, 1024); break;
         case 'n': o->rounds = (uint32_t)number("rounds", optarg, 1, MAX_ROUNDS); break;
+        case 'q': o->plain = strcmp(optarg, "plain") == 0; break;
         case 'h': exit(usage(stdout));
         default: exit(usage(stderr));
         }
@@ -261,7 +310,7 @@ int bench_layer(int argc, char **argv)
         return 1;
     openblas_set_num_threads((int)o.threads);
     if (!bench.json)
-        printf("shape          op         ep  tokens routing           ms   GFLOP/s SGEMM GFLOP/s  of SGEMM\n");
+        printf("shape          op         ep  tokens routing           ms   GFLOP/s    peer ms  peer / ours\n");
     int code = 0, matched = 0;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) && code == 0; i++) {
         if (o.shape && strcmp(o.shape, shapes[i].name) != 0)
