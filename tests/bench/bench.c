@@ -20,6 +20,17 @@ double bench_now_ms(void)
     return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec * 1e-6;
 }
 
+uint32_t bench_number(const char *option, const char *text, uint32_t low, uint32_t high)
+{
+    char *end;
+    long long value = strtoll(text, &end, 10);
+    if (*end || end == text || value < low || value > high) {
+        fprintf(stderr, "mok-bench: --%s is '%s', must be %u..%u\n", option, text, low, high);
+        exit(2);
+    }
+    return (uint32_t)value;
+}
+
 static int compare_double(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -166,7 +177,8 @@ static int usage(FILE *file)
 {
     fprintf(file, "Usage: mok-bench COMMAND [OPTIONS]\n\n"
                   "  queue   round trip of a no-op, sleeping and polling worker\n"
-                  "  layer   forward and backward of a layer, beside dense SGEMM of the same FLOPs\n\n"
+                  "  layer   forward and backward of a layer, beside dense SGEMM of the same FLOPs\n"
+                  "  engine  the host engine in this process: sweeps of ring, minibatch, comm units and EP\n\n"
                   "Every command takes --json (one object a line) and --help. mokd is started on the spot.\n");
     return file == stdout ? 0 : 2;
 }
@@ -182,6 +194,8 @@ int main(int argc, char **argv)
         return bench_queue(argc - 1, argv + 1);
     if (strcmp(argv[1], "layer") == 0)
         return bench_layer(argc - 1, argv + 1);
+    if (strcmp(argv[1], "engine") == 0)
+        return bench_engine(argc - 1, argv + 1);
     fprintf(stderr, "mok-bench: unknown command '%s'\n", argv[1]);
     return usage(stderr);
 }

@@ -38,6 +38,8 @@ void bench_emit(const struct bench_record *record);
 /* Sorts in place. */
 double bench_quantile(double *values, size_t count, double q);
 double bench_now_ms(void);
+/* An option's number; says what is wrong and exits with 2 when it is not in low..high. */
+uint32_t bench_number(const char *option, const char *text, uint32_t low, uint32_t high);
 
 /* Dense SGEMMs with the FLOPs of a layer forward over `rows` rows; operands are made once. */
 struct bench_dense {
@@ -51,5 +53,6 @@ void bench_dense_close(struct bench_dense *dense);
 /* Subcommands; exit codes. */
 int bench_queue(int argc, char **argv);
 int bench_layer(int argc, char **argv);
+int bench_engine(int argc, char **argv);
 
 #endif

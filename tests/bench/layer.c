@@ -241,17 +241,6 @@ static int usage(FILE *file)
     return file == stdout ? 0 : 2;
 }
 
-static long number(const char *name, const char *text, long low, long high)
-{
-    char *end;
-    long value = strtol(text, &end, 10);
-    if (*end || end == text || value < low || value > high) {
-        fprintf(stderr, "mok-bench: --%s is '%s', must be %ld..%ld\n", name, text, low, high);
-        exit(2);
-    }
-    return value;
-}
-
 static enum workload_routing routing_of(const char *text)
 {
     for (int i = 0; i < 4; i++)
@@ -284,15 +273,15 @@ static void parse(int argc, char **argv, struct options *o)
             }
             break;
         case 's': o->shape = optarg; break;
-        case 'p': o->ep = (uint32_t)number("ep", optarg, 1, MAX_RANKS); break;
-        case 't': o->tokens = (uint32_t)number("tokens", optarg, 1, 1 << 20); break;
-        case 'u': o->threads = (uint32_t)number("threads", optarg, 1, 1024); break;
+        case 'p': o->ep = bench_number("ep", optarg, 1, MAX_RANKS); break;
+        case 't': o->tokens = bench_number("tokens", optarg, 1, 1 << 20); break;
+        case 'u': o->threads = bench_number("threads", optarg, 1, 1024); break;
         case 'r': o->routing = routing_of(optarg); break;
         case 'c': o->context_mode = strcmp(optarg, "recompute") == 0 ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL; break;
-        case 'g': o->ring_bytes = (uint64_t)number("ring", optarg, 0, 1l << 40); break;
-        case 'm': o->minibatch_rows = (uint32_t)number("minibatch", optarg, 0, 1 << 24); break;
-        case 'o': o->comm_units = (uint32_t)number("comm-units", optarg, 0, 1024); break;
-        case 'n': o->rounds = (uint32_t)number("rounds", optarg, 1, MAX_ROUNDS); break;
+        case 'g': o->ring_bytes = bench_number("ring", optarg, 0, 1u << 31); break;
+        case 'm': o->minibatch_rows = bench_number("minibatch", optarg, 0, 1 << 24); break;
+        case 'o': o->comm_units = bench_number("comm-units", optarg, 0, 1024); break;
+        case 'n': o->rounds = bench_number("rounds", optarg, 1, MAX_ROUNDS); break;
         case 'q': o->plain = strcmp(optarg, "plain") == 0; break;
         case 'h': exit(usage(stdout));
         default: exit(usage(stderr));
