@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Parses and checks the command line. Every refusal names the option, the value and the bound.
+ */
+#include "options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "report.h"
+
+static const char usage[] =
+    "Usage: train_moe_lm [OPTION]...\n"
+    "Trains a byte-level mixture-of-experts language model on a text; its MoE layers run in mokd.\n"
+    "\n"
+    "Job:\n"
+    "  --ranks N            rank processes, each with its own device (2)\n"
+    "  --devices A,B,...    their devices (0,1,...,N-1)\n"
+    "  --job NAME           name of the job and of its group (train_moe_lm)\n"
+    "  --socket PATH        mokd's socket ($MOK_SOCKET, else /run/mok/mokd.sock)\n"
+    "\n"
+    "Training:\n"
+    "  --text FILE          text to learn (/usr/share/common-licenses/GPL-3)\n"
+    "  --steps N            optimizer steps in all, a resumed run's earlier ones included (80)\n"
+    "  --batch N            sequences a rank a step (16)\n"
+    "  --seq N              tokens of a sequence (64)\n"
+    "  --micro-batches N    parts of a step's batch, all in flight at once (2)\n"
+    "  --lr X               learning rate of AdamW (0.01)\n"
+    "  --seed N             of parameters and batches (1)\n"
+    "\n"
+    "Model:\n"
+    "  --hidden N           hidden size H, multiple of 16 (64)\n"
+    "  --intermediate N     intermediate size I of an expert, multiple of 16 (128)\n"
+    "  --experts N          experts E of a layer, multiple of --ranks (8)\n"
+    "  --topk N             experts a token, at most --experts (2)\n"
+    "  --layers N           MoE layers (2)\n"
+    "  --window N           bytes of context (8)\n"
+    "  --shared-expert      an expert of width I that every token passes\n"
+    "  --precision P        bf16, mxfp8 (= mxfp8-per32) or mxfp8-per128 (bf16)\n"
+    "  --recompute          keep only the routing for backward\n"
+    "\n"
+    "Files:\n"
+    "  --checkpoint FILE    written at the end, and on SIGINT or SIGTERM\n"
+    "  --save-every N       also after every N steps (0: never)\n"
+    "  --resume             continue from the checkpoint file\n"
+    "  --log FILE           one JSON object a step: step, loss, tokens_per_s\n"
+    "\n"
+    "  --check-gradients    compare the layer's gradients with finite differences instead of training\n"
+    "  --quiet              only the last lines\n"
+    "  --help               this text\n"
+    "\n"
+    "Exit code: 0 done, 1 failed, 2 bad arguments, 130 ended by a signal in good order.\n";
+
+enum {
+    OPT_RANKS = 256,
+    OPT_DEVICES,
+    OPT_JOB,
+    OPT_SOCKET,
+    OPT_TEXT,
+    OPT_STEPS,
+    OPT_BATCH,
+    OPT_SEQ,
+    OPT_MICRO_BATCHES,
+    OPT_LR,
+    OPT_SEED,
+    OPT_HIDDEN,
+    OPT_INTERMEDIATE,
+    OPT_EXPERTS,
+    OPT_TOPK,
+    OPT_LAYERS,
+    OPT_WINDOW,
+    OPT_SHARED_EXPERT,
+    OPT_PRECISION,
+    OPT_RECOMPUTE,
+    OPT_CHECKPOINT,
+    OPT_SAVE_EVERY,
+    OPT_RESUME,
+    OPT_LOG,
+    OPT_CHECK_GRADIENTS,
+    OPT_QUIET,
+    OPT_HELP,
+};
+
+static const struct option long_options[] = {
+    { "ranks", required_argument, NULL, OPT_RANKS },
+    { "devices", required_argument, NULL, OPT_DEVICES },
+    { "job", required_argument, NULL, OPT_JOB },
+    { "socket", required_argument, NULL, OPT_SOCKET },
+    { "text", required_argument, NULL, OPT_TEXT },
+    { "steps", required_argument, NULL, OPT_STEPS },
+    { "batch", required_argument, NULL, OPT_BATCH },
+    { "seq", required_argument, NULL, OPT_SEQ },
+    { "micro-batches", required_argument, NULL, OPT_MICRO_BATCHES },
+    { "lr", required_argument, NULL, OPT_LR },
+    { "seed", required_argument, NULL, OPT_SEED },
+    { "hidden", required_argument, NULL, OPT_HIDDEN },
+    { "intermediate", required_argument, NULL, OPT_INTERMEDIATE },
+    { "experts", required_argument, NULL, OPT_EXPERTS },
+    { "topk", required_argument, NULL, OPT_TOPK },
+    { "layers", required_argument, NULL, OPT_LAYERS },
+    { "window", required_argument, NULL, OPT_WINDOW },
+    { "shared-expert", no_argument, NULL, OPT_SHARED_EXPERT },
+    { "precision", required_argument, NULL, OPT_PRECISION },
+    { "recompute", no_argument, NULL, OPT_RECOMPUTE },
+    { "checkpoint", required_argument, NULL, OPT_CHECKPOINT },
+    { "save-every", required_argument, NULL, OPT_SAVE_EVERY },
+    { "resume", no_argument, NULL, OPT_RESUME },
+    { "log", required_argument, NULL, OPT_LOG },
+    { "check-gradients", no_argument, NULL, OPT_CHECK_GRADIENTS },
+    { "quiet", no_argument, NULL, OPT_QUIET },
+    { "help", no_argument, NULL, OPT_HELP },
+    { 0 },
+};
+
+static int parse_u64(const char *name, const char *value, uint64_t low, uint64_t high, uint64_t *ret)
+{
+    unsigned long long number;
+    char *end;
+
+    errno = 0;
+    number = strtoull(value, &end, 10);
+    if (*value < '0' || *value > '9' || *end)
+        return fail(-MOK_EARG, "--%s %s: not a whole number", name, value);
+    if (errno || number < low || number > high)
+        return fail(-MOK_ERANGE, "--%s %s: outside %llu..%llu", name, value, (unsigned long long)low,
+                    (unsigned long long)high);
+    *ret = number;
+    return 0;
+}
+
+static int parse_unsigned(const char *name, const char *value, unsigned low, unsigned high, unsigned *ret)
+{
+    uint64_t number;
+    int rc = parse_u64(name, value, low, high, &number);
+
+    if (rc < 0)
+        return rc;
+    *ret = (unsigned)number;
+    return 0;
+}
+
+static int parse_rate(const char *value, float *ret)
+{
+    char *end;
+    float rate = strtof(value, &end);
+
+    if (end == value || *end)
+        return fail(-MOK_EARG, "--lr %s: not a number", value);
+    if (!isfinite(rate) || rate < 0 || rate > 1)
+        return fail(-MOK_ERANGE, "--lr %s: outside 0..1", value);
+    *ret = rate;
+    return 0;
+}
+
+static int parse_precision(const char *value, unsigned *ret)
+{
+    static const struct {
+        const char *name;
+        unsigned precision;
+    } names[] = {
+        { "bf16", MOK_BF16 },
+        { "mxfp8", MOK_MXFP8_PER32 },
+        { "mxfp8-per32", MOK_MXFP8_PER32 },
+        { "mxfp8-per128", MOK_MXFP8_PER128 },
+    };
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (strcmp(value, names[i].name) == 0) {
+            *ret = names[i].precision;
+            return 0;
+        }
+    }
+    return fail(-MOK_EARG, "--precision %s: neither bf16 nor mxfp8, mxfp8-per32 or mxfp8-per128", value);
+}
+
+/* "0,1,5" -> devices; returns their number. */
+static int parse_devices(const char *value, unsigned *devices)
+{
+    char *copy = strdup(value), *rest = copy, *word;
+    int count = 0, rc = 0;
+
+    if (!copy)
+        return fail(-MOK_ENOMEM, "no memory");
+    while (rc == 0 && (word = strsep(&rest, ","))) {
+        if (count == (int)MOK_MAX_EP)
+            rc = fail(-MOK_ERANGE, "--devices %s: more than %u", value, MOK_MAX_EP);
+        else
+            rc = parse_unsigned("devices", word, 0, MOK_MAX_DEVICES - 1, &devices[count++]);
+    }
+    for (int i = 0; rc == 0 && i < count; i++)
+        for (int j = 0; rc == 0 && j < i; j++)
+            if (devices[i] == devices[j])
+                rc =
+                    fail(-MOK_EARG, "--devices %s: device %u twice; each rank needs one of its own", value, devices[i]);
+    free(copy);
+    return rc < 0 ? rc : count;
+}
+
+static int parse_job(const char *value, const char **ret)
+{
+    size_t length = strspn(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
+
+    if (length == 0 || value[length] || length > MOK_MAX_NAME)
+        return fail(-MOK_ENAME, "--job %s: a name is 1 to %u of the characters A-Z a-z 0-9 . _ -", value, MOK_MAX_NAME);
+    *ret = value;
+    return 0;
+}
+
+static int parse_one(int option, const char *name, struct options *o, int *devices)
+{
+    switch (option) {
+    case OPT_RANKS:
+        return parse_unsigned(name, optarg, 1, MOK_MAX_EP, &o->ranks);
+    case OPT_DEVICES:
+        *devices = parse_devices(optarg, o->devices);
+        return *devices < 0 ? *devices : 0;
+    case OPT_JOB:
+        return parse_job(optarg, &o->job);
+    case OPT_SOCKET:
+        o->socket = optarg;
+        return 0;
+    case OPT_TEXT:
+        o->text = optarg;
+        return 0;
+    case OPT_STEPS:
+        return parse_u64(name, optarg, 1, 1000000000, &o->steps);
+    case OPT_BATCH:
+        return parse_unsigned(name, optarg, 1, 65536, &o->batch);
+    case OPT_SEQ:
+        return parse_unsigned(name, optarg, 1, 65536, &o->seq);
+    case OPT_MICRO_BATCHES:
+        return parse_unsigned(name, optarg, 1, 1024, &o->micro_batches);
+    case OPT_LR:
+        return parse_rate(optarg, &o->rate);
+    case OPT_SEED:
+        return parse_u64(name, optarg, 0, UINT64_MAX, &o->seed);
+    case OPT_HIDDEN:
+        return parse_unsigned(name, optarg, MOK_DIM_MULTIPLE, 16384, &o->hidden);
+    case OPT_INTERMEDIATE:
+        return parse_unsigned(name, optarg, MOK_DIM_MULTIPLE, 65536, &o->intermediate);
+    case OPT_EXPERTS:
+        return parse_unsigned(name, optarg, 1, MOK_MAX_EXPERTS, &o->experts);
+    case OPT_TOPK:
+        return parse_unsigned(name, optarg, 1, MOK_MAX_TOPK, &o->topk);
+    case OPT_LAYERS:
+        return parse_unsigned(name, optarg, 1, 64, &o->layers);
+    case OPT_WINDOW:
+        return parse_unsigned(name, optarg, 1, 64, &o->window);
+    case OPT_PRECISION:
+        return parse_precision(optarg, &o->precision);
+    case OPT_CHECKPOINT:
+        o->checkpoint = optarg;
+        return 0;
+    case OPT_SAVE_EVERY:
+        return parse_u64(name, optarg, 0, 1000000000, &o->save_every);
+    case OPT_LOG:
+        o->log = optarg;
+        return 0;
+    case OPT_SHARED_EXPERT:
+        o->shared_expert = 1;
+        return 0;
+    case OPT_RECOMPUTE:
+        o->recompute = 1;
+        return 0;
+    case OPT_RESUME:
+        o->resume = 1;
+        return 0;
+    case OPT_CHECK_GRADIENTS:
+        o->check_gradients = 1;
+        return 0;
+    case OPT_QUIET:
+        o->quiet = 1;
+        return 0;
+    default:
+        return -MOK_EARG; /* getopt has said why */
+    }
+}
+
+/* What only several options together can get wrong. */
+static int check(struct options *o, int devices)
+{
+    if (devices >= 0 && (unsigned)devices != o->ranks)
+        return fail(-MOK_EARG, "--devices: %d devices for --ranks %u", devices, o->ranks);
+    for (unsigned r = 0; devices < 0 && r < o->ranks; r++)
+        o->devices[r] = r;
+    if (o->hidden % MOK_DIM_MULTIPLE)
+        return fail(-MOK_EALIGN, "--hidden %u: not a multiple of %u", o->hidden, MOK_DIM_MULTIPLE);
+    if (o->intermediate % MOK_DIM_MULTIPLE)
+        return fail(-MOK_EALIGN, "--intermediate %u: not a multiple of %u", o->intermediate, MOK_DIM_MULTIPLE);
+    if (o->experts % o->ranks)
+        return fail(-MOK_EALIGN, "--experts %u: not a multiple of --ranks %u", o->experts, o->ranks);
+    if (o->topk > o->experts)
+        return fail(-MOK_ERANGE, "--topk %u: more than --experts %u", o->topk, o->experts);
+    if (o->batch % o->micro_batches)
+        return fail(-MOK_EALIGN, "--batch %u: not a multiple of --micro-batches %u", o->batch, o->micro_batches);
+    if ((uint64_t)o->batch / o->micro_batches * o->seq > MOK_MAX_TOKENS)
+        return fail(-MOK_ERANGE, "--batch %u / --micro-batches %u x --seq %u: more than %u tokens", o->batch,
+                    o->micro_batches, o->seq, MOK_MAX_TOKENS);
+    if (!o->checkpoint && o->resume)
+        return fail(-MOK_EARG, "--resume: needs --checkpoint FILE");
+    if (!o->checkpoint && o->save_every)
+        return fail(-MOK_EARG, "--save-every: needs --checkpoint FILE");
+    if (o->check_gradients && o->precision != MOK_BF16)
+        return fail(-MOK_EARG, "--check-gradients: needs --precision bf16; differences drown in 8-bit rounding");
+    return 0;
+}
+
+int options_parse(int argc, char **argv, struct options *ret)
+{
+    struct options o = {
+        .ranks = 2,
+        .job = "train_moe_lm",
+        .text = "/usr/share/common-licenses/GPL-3",
+        .steps = 80,
+        .seed = 1,
+        .batch = 16,
+        .seq = 64,
+        .micro_batches = 2,
+        .hidden = 64,
+        .intermediate = 128,
+        .experts = 8,
+        .topk = 2,
+        .layers = 2,
+        .window = 8,
+        .precision = MOK_BF16,
+        .rate = 0.01f,
+    };
+    int devices = -1, option, index = 0, rc;
+
+    while ((option = getopt_long(argc, argv, "", long_options, &index)) != -1) {
+        if (option == OPT_HELP) {
+            fputs(usage, stdout);
+            return 1;
+        }
+        rc = parse_one(option, option == '?' ? "" : long_options[index].name, &o, &devices);
+        if (rc < 0)
+            return rc;
+    }
+    if (optind < argc)
+        return fail(-MOK_EARG, "%s: unexpected argument; --help lists the options", argv[optind]);
+    rc = check(&o, devices);
+    if (rc < 0)
+        return rc;
+    *ret = o;
+    return 0;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The command line: what can be asked for, its defaults, and sentences for what cannot.
+ */
+#ifndef EXAMPLE_OPTIONS_H
+#define EXAMPLE_OPTIONS_H
+
+#include <stdint.h>
+
+#include "mok/types.h"
+
+struct options {
+    unsigned ranks;
+    unsigned devices[MOK_MAX_EP];
+    const char *job, *text, *checkpoint, *log, *socket;
+    uint64_t steps, save_every, seed;
+    unsigned batch, seq, micro_batches;
+    unsigned hidden, intermediate, experts, topk, layers, window;
+    unsigned precision; /* enum mok_precision */
+    float rate;
+    int resume, recompute, shared_expert, check_gradients, quiet;
+};
+
+/* Returns 0: run. 1: nothing to do (help was printed). -MOK_E*: refused, the sentence is on stderr. */
+int options_parse(int argc, char **argv, struct options *ret);
+
+/* Tokens of one micro-batch of one rank. */
+static inline unsigned options_tokens(const struct options *options)
+{
+    return options->batch / options->micro_batches * options->seq;
+}
+
+#endif
