@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * OCP MX by search; see the header.
+ */
+#include "mx_model.h"
+
+#include <math.h>
+
+#include "plain_bf16.h"
+
+double mx_model_decode(uint8_t code)
+{
+    int exponent = code >> 3 & 15, mantissa = code & 7;
+    double sign = code & 0x80 ? -1.0 : 1.0;
+
+    if (exponent == 15 && mantissa == 7)
+        return copysign((double)NAN, sign);
+    if (exponent == 0)
+        return sign * ldexp(mantissa, -9);
+    return sign * ldexp(8 + mantissa, exponent - 7 - 3);
+}
+
+uint8_t mx_model_encode(double value)
+{
+    uint8_t sign = signbit(value) ? 0x80 : 0, best = 0;
+    double magnitude = fabs(value);
+
+    if (isnan(value))
+        return sign | 0x7f;
+    for (uint8_t code = 1; code <= 0x7e; code++) {
+        double distance = fabs(mx_model_decode(code) - magnitude), nearest = fabs(mx_model_decode(best) - magnitude);
+        /* Beside an infinite value all codes are equally far. */
+        if (isinf(magnitude) || distance < nearest || (distance == nearest && code % 2 == 0))
+            best = code;
+    }
+    return sign | best;
+}
+
+int mx_model_exponent(double amax)
+{
+    for (int e = MX_MODEL_MIN_EXPONENT; e < MX_MODEL_MAX_EXPONENT; e++)
+        if (amax <= ldexp(448, e))
+            return e;
+    return MX_MODEL_MAX_EXPONENT;
+}
+
+double mx_model_amax(const uint16_t *values, size_t count)
+{
+    double amax = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        double magnitude = fabs((double)bf16_to_float(values[i]));
+        if (isfinite(magnitude) && magnitude > amax)
+            amax = magnitude;
+    }
+    return amax;
+}

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The FP32-accumulating reference: what a straightforward layer with BF16 tensors reaches. It rounds to BF16 what a
+ * GEMM must read as an operand or what is stored between steps (a, b, h, y, d_a, d_b, weighted h, d_x rows), and sums
+ * in FP32. The tests state the product's tolerance as a multiple of this reference's error.
+ */
+#include "oracle.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plain_bf16.h"
+
+struct float_network {
+    size_t hidden, width;
+    float clamp;
+    const uint16_t *gate, *up, *down;
+    double *d_gate, *d_up, *d_down; /* hold FP32 values */
+    float *a, *b, *h, *y, *d_a, *d_b, *d_x;
+    float *a_moves, *b_moves; /* 1, or 0 where the clamp holds the value */
+};
+
+static float *must_floats(size_t count)
+{
+    float *memory = calloc(count ? count : 1, sizeof(float));
+    if (!memory) {
+        fprintf(stderr, "reference: out of memory\n");
+        abort();
+    }
+    return memory;
+}
+
+static float load(const uint16_t *values, size_t index)
+{
+    return bf16_to_float(values[index]);
+}
+
+static void add_float(double *sum, float value)
+{
+    *sum = (double)((float)*sum + value);
+}
+
+static float limited(float value, float low, float high)
+{
+    return value > high ? high : value < low ? low : value;
+}
+
+static void forward_row(struct float_network *net, const uint16_t *x)
+{
+    for (size_t i = 0; i < net->width; i++) {
+        float a = 0, b = 0;
+        for (size_t j = 0; j < net->hidden; j++) {
+            a += load(net->gate, i * net->hidden + j) * load(x, j);
+            b += load(net->up, i * net->hidden + j) * load(x, j);
+        }
+        net->a_moves[i] = !(net->clamp > 0) || a <= net->clamp;
+        net->b_moves[i] = !(net->clamp > 0) || fabsf(b) <= net->clamp;
+        net->a[i] = a = bf16_round(a);
+        net->b[i] = b = bf16_round(b);
+        if (net->clamp > 0) {
+            a = limited(a, -INFINITY, net->clamp);
+            b = limited(b, -net->clamp, net->clamp);
+        }
+        net->h[i] = bf16_round(a / (1 + expf(-a)) * b);
+    }
+    for (size_t j = 0; j < net->hidden; j++) {
+        float y = 0;
+        for (size_t i = 0; i < net->width; i++)
+            y += load(net->down, j * net->width + i) * net->h[i];
+        net->y[j] = bf16_round(y);
+    }
+}
+
+/* Fills d_a and d_b (rounded); returns d(loss)/d(weight). */
+static float swiglu_backward(struct float_network *net, const uint16_t *d_out, float weight)
+{
+    float d_weight = 0;
+
+    for (size_t i = 0; i < net->width; i++) {
+        float d_h = 0, a = net->a[i], b = net->b[i];
+        for (size_t j = 0; j < net->hidden; j++)
+            d_h += load(net->down, j * net->width + i) * load(d_out, j);
+        d_weight += d_h * net->h[i];
+        d_h *= weight;
+        if (net->clamp > 0) {
+            a = limited(a, -INFINITY, net->clamp);
+            b = limited(b, -net->clamp, net->clamp);
+        }
+        float sigma = 1 / (1 + expf(-a));
+        net->d_a[i] = net->a_moves[i] > 0 ? bf16_round(d_h * b * sigma * (1 + a * (1 - sigma))) : 0;
+        net->d_b[i] = net->b_moves[i] > 0 ? bf16_round(d_h * a * sigma) : 0;
+    }
+    return d_weight;
+}
+
+static float backward_row(struct float_network *net, const uint16_t *x, const uint16_t *d_out, float weight)
+{
+    float d_weight = swiglu_backward(net, d_out, weight);
+
+    for (size_t j = 0; j < net->hidden; j++) {
+        float d_x = 0;
+        for (size_t i = 0; i < net->width; i++) {
+            d_x += net->d_a[i] * load(net->gate, i * net->hidden + j);
+            d_x += net->d_b[i] * load(net->up, i * net->hidden + j);
+        }
+        net->d_x[j] = bf16_round(d_x);
+    }
+    for (size_t i = 0; i < net->width; i++) {
+        float weighted = bf16_round(weight * net->h[i]);
+        for (size_t j = 0; j < net->hidden; j++) {
+            add_float(&net->d_gate[i * net->hidden + j], net->d_a[i] * load(x, j));
+            add_float(&net->d_up[i * net->hidden + j], net->d_b[i] * load(x, j));
+            add_float(&net->d_down[j * net->width + i], weighted * load(d_out, j));
+        }
+    }
+    return d_weight;
+}
+
+static void network_open(struct float_network *net, const struct problem *p, size_t width)
+{
+    *net = (struct float_network){.hidden = p->hidden, .width = width, .clamp = p->clamp};
+    float **widths[] = {&net->a, &net->b, &net->h, &net->d_a, &net->d_b, &net->a_moves, &net->b_moves};
+    float **rows[] = {&net->y, &net->d_x};
+    for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
+        *widths[i] = must_floats(width);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        *rows[i] = must_floats(p->hidden);
+}
+
+static void network_close(struct float_network *net)
+{
+    float *all[] = {net->a, net->b, net->h, net->d_a, net->d_b, net->a_moves, net->b_moves, net->y, net->d_x};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        free(all[i]);
+}
+
+static void point_at_expert(struct float_network *net, const struct problem *p, struct result *ret, size_t expert)
+{
+    size_t at = expert * problem_expert_elements(p);
+
+    net->gate = p->gate + at;
+    net->up = p->up + at;
+    net->down = p->down + at;
+    net->d_gate = ret->array[RESULT_D_GATE] + at;
+    net->d_up = ret->array[RESULT_D_UP] + at;
+    net->d_down = ret->array[RESULT_D_DOWN] + at;
+}
+
+static void point_at_shared(struct float_network *net, const struct problem *p, struct result *ret)
+{
+    net->gate = p->shared_gate;
+    net->up = p->shared_up;
+    net->down = p->shared_down;
+    net->d_gate = ret->array[RESULT_D_SHARED_GATE];
+    net->d_up = ret->array[RESULT_D_SHARED_UP];
+    net->d_down = ret->array[RESULT_D_SHARED_DOWN];
+}
+
+static void run_token(const struct problem *p, struct result *ret, uint32_t t, struct float_network *expert,
+                      struct float_network *shared, float *out, float *d_x)
+{
+    size_t H = p->hidden;
+    const uint16_t *x = p->x + t * H, *d_out = p->d_out + t * H;
+
+    memset(out, 0, H * sizeof(*out));
+    memset(d_x, 0, H * sizeof(*d_x));
+    if (p->shared_intermediate) {
+        forward_row(shared, x);
+        backward_row(shared, x, d_out, 1);
+        for (size_t j = 0; j < H; j++) {
+            out[j] += shared->y[j];
+            d_x[j] += shared->d_x[j];
+        }
+    }
+    for (uint32_t k = 0; k < p->topk; k++) {
+        size_t slot = (size_t)t * p->topk + k;
+        if (p->ids[slot] < 0)
+            continue;
+        point_at_expert(expert, p, ret, (size_t)p->ids[slot]);
+        forward_row(expert, x);
+        ret->array[RESULT_D_TOPK_WEIGHT][slot] = (double)backward_row(expert, x, d_out, p->topk_weight[slot]);
+        for (size_t j = 0; j < H; j++) {
+            out[j] += p->topk_weight[slot] * expert->y[j];
+            d_x[j] += expert->d_x[j];
+        }
+    }
+    for (size_t j = 0; j < H; j++) {
+        ret->array[RESULT_OUT][t * H + j] = (double)bf16_round(out[j]);
+        ret->array[RESULT_D_X][t * H + j] = (double)bf16_round(d_x[j]);
+    }
+}
+
+void reference_run(const struct problem *p, struct result *ret)
+{
+    struct float_network expert, shared;
+    float *out = must_floats(p->hidden), *d_x = must_floats(p->hidden);
+
+    result_alloc(p, ret);
+    network_open(&expert, p, p->intermediate);
+    network_open(&shared, p, p->shared_intermediate);
+    point_at_shared(&shared, p, ret);
+    for (uint32_t t = 0; t < p->tokens; t++)
+        run_token(p, ret, t, &expert, &shared, out, d_x);
+    network_close(&expert);
+    network_close(&shared);
+    free(out);
+    free(d_x);
+}

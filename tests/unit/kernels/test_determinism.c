@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The same inputs give the same bits, whatever the timing, the units, the minibatch, the ring, the context mode and
+ * the number of ranks. MOK_TEST_ITERATIONS=N sets how often the soak repeats its layer.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "check.h"
+#include "harness.h"
+
+#ifdef MOK_SANITIZED
+#define ITERATIONS 150
+#else
+#define ITERATIONS 2000
+#endif
+
+/* Two problems: one plain, one with everything that could disturb an order. */
+static const struct problem_options options[] = {
+    {.hidden = 80, .intermediate = 48, .experts = 8, .topk = 4, .tokens = 61, .seed = 50},
+    {.hidden = 48, .intermediate = 112, .experts = 8, .topk = 3, .tokens = 77, .routing = ROUTE_ZIPF,
+     .weighting = WEIGHT_ZERO_NEGATIVE, .masked = 0.2, .clamp = 0.7f, .shared_intermediate = 64, .seed = 51},
+};
+#define PROBLEMS (sizeof(options) / sizeof(options[0]))
+
+static struct problem problem[PROBLEMS];
+static struct result plain[PROBLEMS]; /* one rank, one thread, the plan's choices */
+
+static int setup(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem_make(&problem[i], &options[i]);
+        run_problem(&problem[i], &(struct run_options){.context_mode = MOK_CONTEXT_FULL}, &plain[i]);
+    }
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        problem_free(&problem[i]);
+        result_free(&plain[i]);
+    }
+    return 0;
+}
+
+static void must_equal_plain(const char *what, const struct run_options *run)
+{
+    uint32_t arrays = run->harness.ranks > 1 ? CHECK_ANY_EP : CHECK_ALL;
+
+    for (size_t i = 0; i < PROBLEMS; i++) {
+        struct result got;
+        run_problem(&problem[i], run, &got);
+        check_bitwise(what, &got, &plain[i], arrays);
+        result_free(&got);
+    }
+}
+
+static void the_plain_run_is_right(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PROBLEMS; i++)
+        check_against_oracle("plain", &problem[i], &plain[i]);
+}
+
+static void a_second_run_gives_the_same_bits(void **state)
+{
+    (void)state;
+    must_equal_plain("again", &(struct run_options){0});
+}
+
+static void recompute_gives_the_bits_of_full(void **state)
+{
+    (void)state;
+    for (uint32_t tiles = 0; tiles <= 3; tiles++)
+        must_equal_plain("recompute", &(struct run_options){.layer = {.ring_tiles = tiles},
+                                                            .context_mode = MOK_CONTEXT_RECOMPUTE});
+}
+
+static void any_number_of_threads_and_comm_units_gives_the_same_bits(void **state)
+{
+    (void)state;
+    for (uint32_t threads = 1; threads <= 4; threads++)
+        for (uint32_t comm = 0; comm < threads; comm++) {
+            char what[60];
+            snprintf(what, sizeof(what), "%u threads, %u comm units", threads, comm);
+            must_equal_plain(what, &(struct run_options){.harness = {.threads = threads}, .layer = {.comm_units = comm}});
+        }
+}
+
+static void any_minibatch_gives_the_same_bits(void **state)
+{
+    static const uint32_t rows[] = {1, 16, 17, 32, 48, 64, 100000};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char what[60];
+        snprintf(what, sizeof(what), "minibatch of %u rows", rows[i]);
+        must_equal_plain(what, &(struct run_options){.harness = {.threads = 2}, .layer = {.minibatch_rows = rows[i]}});
+    }
+}
+
+static void any_ring_gives_the_same_bits(void **state)
+{
+    static const uint32_t tiles[] = {1, 2, 3, 5, 8, 1000};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i++)
+        for (uint32_t mode = MOK_CONTEXT_FULL; mode <= MOK_CONTEXT_RECOMPUTE; mode++) {
+            char what[60];
+            snprintf(what, sizeof(what), "ring of %u tiles, context mode %u", tiles[i], mode);
+            must_equal_plain(what, &(struct run_options){.harness = {.threads = 2}, .layer = {.ring_tiles = tiles[i]},
+                                                         .context_mode = mode});
+        }
+}
+
+static void any_number_of_ranks_and_any_split_gives_the_same_bits(void **state)
+{
+    struct rng rng = {52};
+
+    (void)state;
+    for (uint32_t ep = 1; ep <= 8; ep *= 2)
+        for (int n = 0; n < 3; n++) {
+            char what[60];
+            for (size_t i = 0; i < PROBLEMS; i++) {
+                struct result got;
+                uint32_t tokens[8];
+                struct run_options run = {.harness = {.ranks = ep, .threads = 1 + (uint32_t)n}, .tokens = n ? tokens : NULL,
+                                          .layer = {.ring_tiles = (uint32_t)n},
+                                          .context_mode = n % 2 ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL};
+                problem_cut(problem[i].tokens, ep, &rng, tokens);
+                snprintf(what, sizeof(what), "EP %u, split %d", ep, n);
+                run_problem(&problem[i], &run, &got);
+                check_bitwise(what, &got, &plain[i], CHECK_ANY_EP);
+                result_free(&got);
+            }
+        }
+}
+
+/* A rank's own shared-expert gradients depend on nothing but its own tokens. */
+static void shared_gradients_of_a_split_sum_up_to_the_same_value(void **state)
+{
+    struct result got;
+
+    (void)state;
+    run_problem(&problem[1], &(struct run_options){.harness = {.ranks = 4}}, &got);
+    check_against_oracle("shared gradients summed", &problem[1], &got);
+    result_free(&got);
+}
+
+static void random_delays_change_no_bit(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 0; seed < 6; seed++) {
+        char what[60];
+        struct run_options run = {
+            .harness = {.ranks = 1u << seed % 3, .threads = 1 + seed % 3, .chaos_delay_us = 200, .jitter = 30,
+                        .seed = seed},
+            .layer = {.ring_tiles = seed % 4, .minibatch_rows = seed % 2 ? 32 : 0},
+            .context_mode = seed % 2 ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL,
+        };
+        snprintf(what, sizeof(what), "delays, seed %u", seed);
+        must_equal_plain(what, &run);
+    }
+}
+
+/* One layer, buffers used again and again, poisoned in between, with delays: every round the first round's bits. */
+static void a_soak_of_one_layer_with_random_delays_gives_the_first_rounds_bits(void **state)
+{
+    const char *asked = getenv("MOK_TEST_ITERATIONS");
+    int rounds = asked ? atoi(asked) : ITERATIONS;
+    struct problem p;
+    struct result first = {0}, got;
+    struct harness *h = harness_open(&(struct harness_options){.ranks = 2, .threads = 2, .chaos_delay_us = 5,
+                                                               .jitter = 3, .seed = 53});
+
+    (void)state;
+    problem_make(&p, &(struct problem_options){.hidden = 32, .intermediate = 16, .experts = 4, .topk = 2,
+                                               .tokens = 13, .seed = 54});
+    struct layer *layer = layer_open(h, &p, &(struct layer_options){.ring_tiles = 1});
+    struct tensors *t = tensors_make(layer, &p, NULL, MOK_CONTEXT_FULL);
+    for (int n = 0; n < rounds; n++) {
+        tensors_poison_outputs(t, true);
+        layer_poison_gradients(layer);
+        struct operation *forward = layer_forward(t, 0), *backward = layer_backward(t, MOK_OPF_OVERWRITE_WGRAD);
+        harness_drive(h);
+        operation_expect_success(forward);
+        operation_expect_success(backward);
+        tensors_collect(t, &p, n ? &got : &first);
+        if (n) {
+            check_bitwise("soak", &got, &first, CHECK_ALL);
+            result_free(&got);
+        }
+    }
+    tensors_check_canaries(t);
+    layer_check_canaries(layer);
+    check_against_oracle("soak", &p, &first);
+    result_free(&first);
+    tensors_free(t);
+    harness_close(h);
+    problem_free(&p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_plain_run_is_right),
+        cmocka_unit_test(a_second_run_gives_the_same_bits),
+        cmocka_unit_test(recompute_gives_the_bits_of_full),
+        cmocka_unit_test(any_number_of_threads_and_comm_units_gives_the_same_bits),
+        cmocka_unit_test(any_minibatch_gives_the_same_bits),
+        cmocka_unit_test(any_ring_gives_the_same_bits),
+        cmocka_unit_test(any_number_of_ranks_and_any_split_gives_the_same_bits),
+        cmocka_unit_test(shared_gradients_of_a_split_sum_up_to_the_same_value),
+        cmocka_unit_test(random_delays_change_no_bit),
+        cmocka_unit_test(a_soak_of_one_layer_with_random_delays_gives_the_first_rounds_bits),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
