@@ -120,6 +120,13 @@ static void assert_close(const struct result *got, const struct result *want, ui
     }
 }
 
+static void assert_same_bits(const struct result *got, const struct result *first, uint32_t ep)
+{
+    for (int a = 0; a < RESULT_D_SHARED_GATE; a++)
+        if (memcmp(got->array[a], first->array[a], got->count[a] * sizeof(double)) != 0)
+            fail_msg("%s at EP %u differs from EP 1", result_name[a], ep);
+}
+
 static void every_output_is_what_the_formulas_say_at_every_ep(void **state)
 {
     (void)state;
@@ -148,7 +155,7 @@ static void every_output_is_what_the_formulas_say_at_every_ep(void **state)
             if (ep == 1) {
                 first = got;
             } else { /* the split changes no bit */
-                assert_true(result_equal(&got, &first));
+                assert_same_bits(&got, &first, ep);
                 result_free(&got);
             }
         }
