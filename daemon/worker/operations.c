@@ -181,20 +181,33 @@ static void refuse(struct dispatcher *d, struct worker_queue *queue, uint32_t sl
 
 /* ------------------------------------------------------------------ groups and queues that break */
 
-/* A running operation keeps the engine until that has let go of its memory; all others leave now, in their order. */
+/* All ranks have pushed: the rest is this rank's alone, so whoever leaves now has done its part. */
+static bool needs_no_peer(const struct worker_op *op)
+{
+    return op->begun && !op->dying_code && op->dispatch.state == MOK_ST_REDUCING;
+}
+
+/*
+ * The first operation is completed where no peer is needed any more. A running one keeps the engine until that has let
+ * go of its memory. All others leave now, in their order.
+ */
 static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int code)
 {
+    if (d->running != layer)
+        operations_step(d, layer); /* flags that moved before the failure count */
+    if (!layer->first)
+        return;
+    bool keep = needs_no_peer(layer->first);
+    for (struct worker_op *op = keep ? layer->first->layer_next : layer->first; op; op = op->layer_next)
+        op->dying_code = op->dying_code ? op->dying_code : code;
+    if (keep)
+        return;
     if (d->running == layer) {
-        for (struct worker_op *op = layer->first; op; op = op->layer_next)
-            op->dying_code = op->dying_code ? op->dying_code : code;
         d->ops->abort(d->engine);
         return;
     }
-    while (layer->first) {
-        struct worker_op *op = layer->first;
-        op->dying_code = op->dying_code ? op->dying_code : code;
-        operations_bury(d, op);
-    }
+    while (layer->first)
+        operations_bury(d, layer->first);
 }
 
 void operations_fail_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank)
@@ -423,6 +436,11 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
     while (layer->first && layer->action == MOK_ACT_WAIT) {
         struct worker_op *op = layer->first;
         bool flags_moved = false;
+        if (op->dying_code) {
+            operations_bury(d, op);
+            moved = true;
+            continue;
+        }
         if (!op->begun)
             begin(layer, op);
         enum mok_dispatch_action action = mok_dispatch_step(&op->dispatch, &layer->view, d->now_ns, &flags_moved);

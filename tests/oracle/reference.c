@@ -19,6 +19,7 @@ struct float_network {
     const uint16_t *gate, *up, *down;
     double *d_gate, *d_up, *d_down; /* hold FP32 values */
     float *a, *b, *h, *y, *d_a, *d_b, *d_x;
+    float *a_moves, *b_moves; /* 1, or 0 where the clamp holds the value */
 };
 
 static float *must_floats(size_t count)
@@ -54,6 +55,8 @@ static void forward_row(struct float_network *net, const uint16_t *x)
             a += load(net->gate, i * net->hidden + j) * load(x, j);
             b += load(net->up, i * net->hidden + j) * load(x, j);
         }
+        net->a_moves[i] = !(net->clamp > 0) || a <= net->clamp;
+        net->b_moves[i] = !(net->clamp > 0) || fabsf(b) <= net->clamp;
         net->a[i] = a = bf16_round(a);
         net->b[i] = b = bf16_round(b);
         if (net->clamp > 0) {
@@ -81,15 +84,13 @@ static float swiglu_backward(struct float_network *net, const uint16_t *d_out, f
             d_h += load(net->down, j * net->width + i) * load(d_out, j);
         d_weight += d_h * net->h[i];
         d_h *= weight;
-        bool a_moves = !(net->clamp > 0) || a <= net->clamp;
-        bool b_moves = !(net->clamp > 0) || fabsf(b) <= net->clamp;
         if (net->clamp > 0) {
             a = limited(a, -INFINITY, net->clamp);
             b = limited(b, -net->clamp, net->clamp);
         }
         float sigma = 1 / (1 + expf(-a));
-        net->d_a[i] = a_moves ? bf16_round(d_h * b * sigma * (1 + a * (1 - sigma))) : 0;
-        net->d_b[i] = b_moves ? bf16_round(d_h * a * sigma) : 0;
+        net->d_a[i] = net->a_moves[i] > 0 ? bf16_round(d_h * b * sigma * (1 + a * (1 - sigma))) : 0;
+        net->d_b[i] = net->b_moves[i] > 0 ? bf16_round(d_h * a * sigma) : 0;
     }
     return d_weight;
 }
@@ -120,7 +121,8 @@ static float backward_row(struct float_network *net, const uint16_t *x, const ui
 static void network_open(struct float_network *net, const struct problem *p, size_t width)
 {
     *net = (struct float_network){.hidden = p->hidden, .width = width, .clamp = p->clamp};
-    float **widths[] = {&net->a, &net->b, &net->h, &net->d_a, &net->d_b}, **rows[] = {&net->y, &net->d_x};
+    float **widths[] = {&net->a, &net->b, &net->h, &net->d_a, &net->d_b, &net->a_moves, &net->b_moves};
+    float **rows[] = {&net->y, &net->d_x};
     for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
         *widths[i] = must_floats(width);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
@@ -129,7 +131,7 @@ static void network_open(struct float_network *net, const struct problem *p, siz
 
 static void network_close(struct float_network *net)
 {
-    float *all[] = {net->a, net->b, net->h, net->d_a, net->d_b, net->y, net->d_x};
+    float *all[] = {net->a, net->b, net->h, net->d_a, net->d_b, net->a_moves, net->b_moves, net->y, net->d_x};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         free(all[i]);
 }

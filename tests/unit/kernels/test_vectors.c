@@ -74,7 +74,8 @@ static void every_case_matches_through_a_tiny_ring(void **state)
     (void)state;
     for (size_t i = 0; i < set.count; i++)
         for (uint32_t mode = MOK_CONTEXT_FULL; mode <= MOK_CONTEXT_RECOMPUTE; mode++)
-            run_case(&set.cases[i], &(struct run_options){.layer = {.ring_tiles = 1}, .context_mode = mode});
+            run_case(&set.cases[i], &(struct run_options){.harness = {.ranks = 1}, .layer = {.ring_tiles = 1},
+                                                           .context_mode = mode});
 }
 
 int main(int argc, char **argv)
