@@ -349,7 +349,7 @@ static int cancel(struct worker_queue *queue, uint64_t user_data)
         op->cancel_code = -MOK_ECANCELED;
         return 0;
     }
-    return mok_dispatch_cancel(&op->dispatch, -MOK_ECANCELED);
+    return mok_dispatch_cancel(&op->dispatch, &op->layer->view, -MOK_ECANCELED);
 }
 
 /* ------------------------------------------------------------------ taking and stepping */
@@ -418,7 +418,7 @@ static void begin(struct worker_layer *layer, struct worker_op *op)
     mok_dispatch_begin(&op->dispatch, ++layer->seq, &info);
     op->begun = true;
     if (op->cancel_code)
-        mok_dispatch_cancel(&op->dispatch, op->cancel_code);
+        mok_dispatch_cancel(&op->dispatch, &layer->view, op->cancel_code);
 }
 
 static void make_runnable(struct dispatcher *d, struct worker_layer *layer, enum mok_dispatch_action action)
