@@ -125,7 +125,6 @@ struct mok_host_op {
     uint64_t macrobatches, padded_rows; /* once SCAN is complete */
     uint32_t slots;                     /* minibatches of a macrobatch */
     uint64_t started_ns;
-    uint64_t schedule_ns; /* atomic while tasks run */
     /* ---- */
     struct {
         struct mok_host_group group;
@@ -182,6 +181,7 @@ static inline uint64_t mok_host_turns(const struct mok_host_op *op, enum mok_hos
 }
 
 /* pool.c */
+uint64_t mok_host_now_ns(void);
 int mok_host_pool_start(struct mok_engine *engine, struct mok_message *message);
 void mok_host_pool_stop(struct mok_engine *engine);
 /* Ends the operation with a failure; the first one counts. */

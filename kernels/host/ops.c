@@ -77,7 +77,7 @@ CLONES void mok_ops_swiglu(const float *a, const float *b, float limit, uint16_t
     size_t i;
 
     for (i = 0; i < count; i++) {
-        uint16_t a16 = mok_f32_to_bf16(a[i]), b16 = mok_f32_to_bf16(b[i]);
+        uint16_t a16 = mok_gate_to_bf16(a[i], limit), b16 = mok_up_to_bf16(b[i], limit);
 
         ret_a[i] = a16;
         ret_b[i] = b16;
