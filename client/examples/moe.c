@@ -304,6 +304,7 @@ int moe_backward(struct moe *moe, unsigned layer, unsigned micro, int overwrite)
     mok_backward_args args = {
         .size = sizeof(args),
         .tokens = moe->config.tokens,
+        .context_mode = moe->config.recompute ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL,
         .flags = overwrite ? MOK_BACKWARD_OVERWRITE_WGRAD : 0,
         .timeout_ns = OPERATION_NS,
         .x = slot->x,

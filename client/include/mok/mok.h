@@ -236,7 +236,8 @@ typedef struct mok_forward_args {
 /** Gradients of sum(out * d_out). The shared expert's part of d_x is included. */
 typedef struct mok_backward_args {
     size_t size;           /**< sizeof(mok_backward_args) */
-    uint32_t tokens;        /**< as in the forward that wrote the context */
+    uint32_t tokens;       /**< as in the forward that wrote the context */
+    uint32_t context_mode; /**< as in that forward: MOK_CONTEXT_FULL or MOK_CONTEXT_RECOMPUTE */
     uint32_t flags;        /**< MOK_BACKWARD_*, the same on all ranks */
     uint64_t timeout_ns;   /**< as in forward */
     mok_view x;            /**< BF16 [T][H], symmetric, unchanged since forward */
@@ -244,7 +245,6 @@ typedef struct mok_backward_args {
     mok_view d_out;        /**< BF16 [T][H], symmetric */
     mok_view d_x;          /**< BF16 [T][H], written */
     mok_view d_topk_weight; /**< F32 [T][K], written; exactly 0 at ids -1 */
-    uint32_t context_mode; /**< of that forward; 0: MOK_CONTEXT_FULL if the view has room for one, else _RECOMPUTE */
 } mok_backward_args;
 
 /**
