@@ -53,22 +53,24 @@ static void resume(void *cookie)
 
 static void pause_accepting(struct mokd_listener *listener)
 {
-    listener->pause = mokd_timer_start(&listener->server->loop, PAUSE_MS, resume, listener);
+    if (!listener->pause)
+        listener->pause = mokd_timer_start(&listener->server->loop, PAUSE_MS, resume, listener);
     if (listener->pause)
         uv_poll_stop(&listener->poll);
 }
 
-static void turn_one_away(struct mokd_listener *listener)
+static void turn_away(struct mokd_listener *listener)
 {
     Mok__Reply reply = MOK__REPLY__INIT;
 
+    reply.code = -MOK_EFDS;
+    reply.text = (char *)"mokd is at its descriptor limit";
     listener->spare_fd = mok_close(listener->spare_fd);
-    int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0) {
-        reply.code = -MOK_EFDS;
-        reply.text = (char *)"mokd is at its descriptor limit";
+    for (int i = 0; i < ACCEPT_BATCH; i++) {
+        _cleanup_fd_ int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0)
+            break;
         mok_wire_send(fd, &reply.base, NULL, 0);
-        mok_close(fd);
     }
     listener->spare_fd = open_spare();
 }
@@ -84,20 +86,26 @@ static const char *remedy(int error)
     return "give the machine memory";
 }
 
-static void accept_failed(struct mokd_listener *listener, int error)
+/* Said now and then, not for each connection of a flood. */
+static void complain(struct mokd_listener *listener, int error)
 {
     uint64_t now = mok_now_ns();
 
+    if (listener->complained_ns && now - listener->complained_ns < COMPLAIN_EVERY_NS)
+        return;
+    listener->complained_ns = now;
+    listener->server->errors++;
+    mok_log(MOK_LOG_ERROR, "listener", "connections are turned away", "error=\"%s\" remedy=\"%s\"", strerror(error),
+            remedy(error));
+}
+
+static void accept_failed(struct mokd_listener *listener, int error)
+{
     if (error == EAGAIN || error == ECONNABORTED || error == EINTR)
         return;
-    if (listener->complained_ns == 0 || now - listener->complained_ns > COMPLAIN_EVERY_NS) {
-        listener->complained_ns = now;
-        listener->server->errors++;
-        mok_log(MOK_LOG_ERROR, "listener", "connections are turned away", "error=\"%s\" remedy=\"%s\"", strerror(error),
-                remedy(error));
-    }
+    complain(listener, error);
     if ((error == EMFILE || error == ENFILE) && listener->spare_fd >= 0)
-        turn_one_away(listener);
+        turn_away(listener);
     pause_accepting(listener);
 }
 
@@ -107,14 +115,19 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 
     (void)status;
     (void)events;
+    bool full = false;
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             accept_failed(listener, errno);
-            return;
+            break;
         }
-        mokd_session_accept(listener->server, fd);
+        full |= mokd_session_accept(listener->server, fd) == -MOK_EFDS;
     }
+    if (!full)
+        return;
+    complain(listener, EMFILE);
+    pause_accepting(listener);
 }
 
 /* ------------------------------------------------------------------ the lock */

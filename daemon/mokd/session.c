@@ -327,6 +327,8 @@ static void turn_away(int fd, uid_t uid, int code, const char *text)
     reply.code = code;
     reply.text = (char *)text;
     mok_wire_send(fd, &reply.base, NULL, 0);
+    if (code == -MOK_EFDS) /* the listener says it, once for many */
+        return;
     mok_log(MOK_LOG_WARNING, "session", "connection refused", "uid=%u code=%s error=\"%s\"", uid,
             mok_error_symbol(code), text);
 }
@@ -346,7 +348,7 @@ static int set_up(struct mokd_session *session)
     return uv_poll_init(&server->loop, &session->poll, session->fd) < 0 ? -MOK_EIO : 0;
 }
 
-void mokd_session_accept(struct mokd_server *server, int fd)
+int mokd_session_accept(struct mokd_server *server, int fd)
 {
     _cleanup_fd_ int owned = fd;
     struct mokd_session *session = session_new(server, fd);
@@ -364,11 +366,12 @@ void mokd_session_accept(struct mokd_server *server, int fd)
             mok_close(session->peer.pidfd);
         }
         free(session);
-        return;
+        return r;
     }
     mok_take_fd(&owned);
     session->user->strangers++;
     session->poll.data = session;
     TAILQ_INSERT_TAIL(&server->sessions, session, link);
     watch(session, false);
+    return 0;
 }
