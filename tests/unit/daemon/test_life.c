@@ -194,6 +194,9 @@ static void two_hundred_rounds_leave_nothing(void **state)
     }
     sleep_ms(20);
     assert_int_equal(daemon_descriptors(&daemon), descriptors);
+#ifdef MOK_SANITIZED /* keeps freed memory for a while */
+    resident += 100000;
+#endif
     assert_true(daemon_resident_kb(&daemon) <= resident + 512);
     client_close(&client);
     assert_int_equal(daemon_stop(&daemon), 0);
