@@ -147,12 +147,12 @@ EOF
 
 devices_up() {
     "$build/client/mokctl" --json --socket "$work/run/mokd.sock" devices 2>/dev/null |
-        jq -e '[.devices[] | select(.up)] | length == 2' >/dev/null 2>&1
+        jq -e '[.devices[] | select(.state == "up")] | length == 2' >/dev/null 2>&1
 }
 
 start_mokd() {
     phase="starting mokd"
-    "$build/daemon/mokd" --config "$work/mokd.conf" --runtime-dir "$work/run" >"$work/mokd.log" 2>&1 &
+    "$build/daemon/mokd/mokd" --config "$work/mokd.conf" --runtime-dir "$work/run" >"$work/mokd.log" 2>&1 &
     mokd_pid=$!
     track "$mokd_pid"
     for _ in $(seq 100); do
@@ -311,7 +311,7 @@ build_all
 say "built"
 install_programs
 write_config
-"$build/daemon/mokd" --config "$work/mokd.conf" --check-config >/dev/null || die "mokd refuses its configuration"
+"$build/daemon/mokd/mokd" --config "$work/mokd.conf" --check-config >/dev/null || die "mokd refuses its configuration"
 shared_before=$(shared_files)
 start_mokd
 SECONDS=0

@@ -42,11 +42,11 @@ threads = 1
 kind = host
 threads = 1
 CONFIG
-    "$bin/daemon/mokd" --config "$work/mokd.conf" --runtime-dir "$work/run" >"$work/mokd.log" 2>&1 &
+    "$bin/daemon/mokd/mokd" --config "$work/mokd.conf" --runtime-dir "$work/run" >"$work/mokd.log" 2>&1 &
     mokd_pid=$!
     export MOK_SOCKET=$work/run/mokd.sock
     for _ in $(seq 200); do
-        if [[ $("$bin/client/mokctl" --json devices 2>/dev/null | jq '[.devices[] | select(.up)] | length') == 2 ]]; then
+        if [[ $("$bin/client/mokctl" --json devices 2>/dev/null | jq '[.devices[] | select(.state == "up")] | length') == 2 ]]; then
             return 0
         fi
         kill -0 "$mokd_pid" 2>/dev/null || die "mokd ended"
@@ -196,7 +196,7 @@ for tool in jq pgrep; do
         exit 77
     }
 done
-[[ -x $bin/daemon/mokd ]] || die "$bin/daemon/mokd is not there"
+[[ -x $bin/daemon/mokd/mokd ]] || die "$bin/daemon/mokd/mokd is not there"
 start_mokd
 "case_$1"
 echo "ok"
