@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 readonly build=build/release
 readonly steps=80
 readonly margin=1.5 # each job's loss must fall by at least this much
+readonly mxfp8_percent=5 # the loss curve in MXFP8 stays this close to that in BF16
 readonly first_uid=61001 second_uid=61002
 
 keep=no
@@ -249,7 +250,6 @@ show_status() {
     fi
     local sessions
     "$build/client/mokctl" --socket "$work/run/mokd.sock" status
-    "$build/client/mokctl" --socket "$work/run/mokd.sock" jobs
     sessions=$("$build/client/mokctl" --json --socket "$work/run/mokd.sock" jobs | grep -oE '"(alice|bob)"' | sort -u |
         wc -l)
     [[ $sessions -eq 2 ]] || die "mokctl jobs shows $sessions of the two jobs"
@@ -270,6 +270,17 @@ check_repeat() {
     diff <(losses "$1") <(losses "$2") >"$work/losses.diff" || die "losses of the repeat differ: $(head -n 4 "$work/losses.diff")"
     [[ $(grep '^parameters ' "$work/$1/out") == $(grep '^parameters ' "$work/$2/out") ]] ||
         die "the repeat ended with other parameters"
+}
+
+# Mean distance of two loss curves over the last quarter of the steps, in percent of the first one.
+curve_distance() {
+    jq -rn --slurpfile a "$work/$1/log" --slurpfile b "$work/$2/log" --argjson from $((steps * 3 / 4)) '
+        [range($from; $a | length) | ($a[.].loss - $b[.].loss) / $a[.].loss | if . < 0 then -. else . end]
+        | add / length * 1000 | round / 10'
+}
+
+check_mxfp8() {
+    jq -ne "$1 <= $mxfp8_percent" >/dev/null || die "the loss in MXFP8 is $1 % away from that in BF16"
 }
 
 # Releases happen in mokd right after a job's last process; give them a moment, then count.
@@ -327,11 +338,14 @@ check_loss alice
 check_loss bob
 say "both jobs have trained, each loss fell by more than $margin"
 
-phase="repeat of alice"
+phase="repeat of alice, and alice in MXFP8"
 run_job alice-again $first_uid --job alice --seed 1 --quiet
-watch_jobs alice-again
+run_job alice-mxfp8 $first_uid --job alice-mxfp8 --seed 1 --quiet --precision mxfp8
+watch_jobs alice-again alice-mxfp8
 check_repeat alice alice-again
-say "alice once more, alone"
+distance=$(curve_distance alice alice-mxfp8)
+check_mxfp8 "$distance"
+say "alice has trained once more, and in MXFP8"
 
 phase="looking for what was left behind"
 left_descriptors=$(settle_descriptors "$descriptors_before")
@@ -343,6 +357,8 @@ say "mokd has stopped"
 
 tail -n 1 "$work/alice/out"
 tail -n 1 "$work/bob/out"
+tail -n 1 "$work/alice-mxfp8/out"
+echo "mxfp8: loss curve within $distance % of bf16"
 echo "repeat of alice: bitwise identical"
 echo "left behind: $left_processes processes, $left_files files, $left_descriptors descriptors"
 phase="checking what was left behind"

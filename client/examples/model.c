@@ -237,21 +237,14 @@ void model_initialise(struct model *model, uint64_t seed)
 
 void model_publish(struct model *model, struct moe *moe)
 {
-    const struct model_shape *s = &model->shape;
-    unsigned local = s->experts / s->ranks;
-
-    for (unsigned l = 0; l < s->layers; l++) {
-        for (unsigned w = MOE_GATE; w <= MOE_DOWN; w++) {
-            struct adamw_tensor all = model_expert(model, l, 0, (enum moe_weight)w);
-
-            ops_to_bf16(local * all.count, all.value, moe_weights(moe, l, (enum moe_weight)w));
-        }
-    }
+    for (unsigned l = 0; l < model->shape.layers; l++)
+        for (unsigned w = MOE_GATE; w <= MOE_DOWN; w++)
+            moe_set_weights(moe, l, (enum moe_weight)w, model_expert(model, l, 0, (enum moe_weight)w).value);
     for (size_t i = 0; i < model->span_count; i++) {
         const struct model_span *span = &model->spans[i];
 
         if (span->weight != MOE_WEIGHTS)
-            ops_to_bf16(span->count, model->dense.value + span->at, moe_weights(moe, span->layer, span->weight));
+            moe_set_weights(moe, span->layer, span->weight, model->dense.value + span->at);
     }
 }
 

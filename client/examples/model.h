@@ -44,7 +44,7 @@ void model_free(struct model *model);
 
 /* Initial parameters; those of an expert depend on the seed and its global number alone. */
 void model_initialise(struct model *model, uint64_t seed);
-/* Writes the BF16 copies of the parameters that the layers read. */
+/* Gives the layers the present parameters, in their precision. */
 void model_publish(struct model *model, struct moe *moe);
 
 /*
