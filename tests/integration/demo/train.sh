@@ -15,6 +15,7 @@ finish() {
     trap - EXIT
     for pid in $jobs_pid $mokd_pid; do
         kill -KILL "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
     done
     if [[ $code -ne 0 ]]; then
         tail -n 30 "$work"/*.out "$work/mokd.log" 2>/dev/null || true
