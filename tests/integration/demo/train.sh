@@ -6,15 +6,10 @@ readonly bin=${MOK_BUILD_DIR:?the build folder}
 readonly train=$bin/client/examples/train_moe_lm
 readonly small=(--steps 6 --batch 4 --seq 16 --hidden 32 --intermediate 48 --experts 4 --layers 2 --quiet)
 
-work=$(mktemp -d /tmp/mok-test-train.XXXXXX)
-mokd_pid=
-jobs_pid=
-
-finish() {
-    local code=$? pid
-    trap - EXIT
-    for pid in $jobs_pid $mokd_pid; do
-        kill -KILL "$pid" 2>/dev/null || true
+work=$(mktemp -d /tmp/mok-test-train.    wait "$jobs_pid" || code=$?
+    [[ $code -eq 1 ]] || die "the job ended with exit code $code"
+    [[ $((SECONDS - started)) -le 4 ]] || die "the job took more than 4 s to end"
+    grep -q 'MOK_EDAEMON' "$work/job.out" || true
         wait "$pid" 2>/dev/null || true
     done
     if [[ $code -ne 0 ]]; then
@@ -54,6 +49,17 @@ CONFIG
         sleep 0.1
     done
     die "mokd's devices are not up after 20 s"
+}
+
+# mokd ends in order, and no sanitizer has complained in it or in a worker.
+stop_mokd() {
+    local code=0
+    kill -TERM "$mokd_pid"
+    wait "$mokd_pid" 2>/dev/null || code=$?
+    [[ $code -eq 0 ]] || die "mokd ended with exit code $code"
+    mokd_pid=
+    [[ -z $(ls -A "$work/run") ]] || die "mokd left $(ls -A "$work/run")"
+    ! grep -E 'Sanitizer|runtime error' "$work/mokd.log" || die "a sanitizer complained"
 }
 
 # run NAME ARGUMENT...: trains; output in NAME.out. Later options win over earlier ones.
@@ -154,10 +160,7 @@ case_killed-mokd() {
     wait_steps job 2
     local started=$SECONDS code=0
     kill -KILL "$mokd_pid"
-    wait "$jobs_pid" || code=$?
-    [[ $code -eq 1 ]] || die "the job ended with exit code $code"
-    [[ $((SECONDS - started)) -le 4 ]] || die "the job took more than 4 s to end"
-    grep -q 'MOK_EDAEMON' "$work/job.out" || die "no word of mokd's death"
+XX "$work/job.out" || die "no word of mokd's death"
 }
 
 case_stop() {
@@ -202,4 +205,5 @@ done
 [[ -x $bin/daemon/mokd/mokd ]] || die "$bin/daemon/mokd/mokd is not there"
 start_mokd
 "case_$1"
+[[ -z $mokd_pid ]] || stop_mokd
 echo "ok"
