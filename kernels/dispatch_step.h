@@ -70,6 +70,8 @@ MOK_HD void mok_dispatch_verdict(struct mok_dispatch_op *op, const struct mok_di
         if (mok_dispatch_cancel_is(op, view->flags[r], MOK_CANCEL_GRANTED)) {
             op->fault_rank = r;
             op->result.status = -MOK_ECANCELED;
+            op->result.argument = MOK_ARG_RANKS;
+            op->result.bad_value = r;
             return;
         }
     for (r = 0; r < view->ep; r++)
@@ -263,11 +265,16 @@ MOK_HD void mok_dispatch_phase_done_inline(struct mok_dispatch_op *op, const str
     }
 }
 
-/* After ready: see dispatch.h. */
+/* After ready: see dispatch.h. An answer is final. */
 MOK_HD int mok_dispatch_ask_cancel(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
 {
-    uint64_t *word = &view->flags[view->rank]->cancel;
+    struct mok_layer_flags *own = view->flags[view->rank];
+    uint64_t *word = &own->cancel;
 
+    if (mok_dispatch_cancel_is(op, own, MOK_CANCEL_GRANTED))
+        return 0;
+    if (mok_dispatch_cancel_is(op, own, MOK_CANCEL_REFUSED))
+        return -MOK_EBUSY;
     mok_flag_store(word, op->seq << 2 | MOK_CANCEL_ASKED);
     mok_flag_fence();
     if (mok_dispatch_missing_inline(op, view, NULL) == 0) {

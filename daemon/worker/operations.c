@@ -354,7 +354,9 @@ bool operations_use(const struct worker_layer *layer, const struct worker_buffer
 static bool leave_if_cancelled(struct dispatcher *d, struct worker_op *op)
 {
     struct worker_layer *layer = op->layer;
-    struct mok_cqe cqe = { .result = -MOK_ECANCELED, .detail = layer->view.rank };
+    struct mok_cqe cqe = {
+        .result = -MOK_ECANCELED, .argument = MOK_ARG_RANKS, .value = layer->view.rank, .detail = layer->view.rank
+    };
 
     if (!op->cancelled || op->dispatch.state != MOK_ST_READY || !op->dispatch.published)
         return false;
