@@ -175,6 +175,7 @@ static bool layer_unlink(struct dispatcher *d, struct worker_layer *layer)
 {
     if (layer->first)
         return false;
+    operations_abandon(d, layer);
     unbind(layer, NULL);
     worker_index_remove(&d->tables.layers, &layer->dispatch_node);
     return true;

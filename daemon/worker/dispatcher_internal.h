@@ -61,6 +61,8 @@ bool operations_take(struct dispatcher *d, struct worker_queue *queue);
 bool operations_step(struct dispatcher *d, struct worker_layer *layer);
 /* Ends what waits for longer than it wanted to. Returns the next moment to look again, UINT64_MAX: none. */
 uint64_t operations_check_deadlines(struct dispatcher *d);
+/* Leaves a withdrawn operation's number to the other ranks: the layer runs no more. */
+void operations_abandon(struct dispatcher *d, struct worker_layer *layer);
 /* After a phase of a dying operation. */
 void operations_bury(struct dispatcher *d, struct worker_op *op);
 /* Nothing of the group runs any more; all its operations complete with `code`, at once or when the engine lets go. */
