@@ -146,6 +146,7 @@ struct worker_layer {
     uint64_t session;
     struct worker_group *group;
     struct mok_plan plan;
+    void *flags;      /* [ep] of MOK_FLAGS_BYTES each */
     void **workspace; /* [ep], mapped symmetric workspaces in rank order */
     void *private_memory;
     struct mok_engine_layer *engine_layer;

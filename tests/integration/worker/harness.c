@@ -414,28 +414,29 @@ static void layer_open_rank(struct layer *layer, uint32_t rank, const int *fds)
     open.memory = &memory;
     request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
     request.layer_open = &open;
-    assert_int_equal(worker_ask(client->worker, &request, fds, layer->group->size + 1, NULL), 0);
+    assert_int_equal(worker_ask(client->worker, &request, fds, layer->group->size + 2, NULL), 0);
 }
 
 void layer_open(struct layer *layer, struct group *group, const struct mok_layer_spec *spec)
 {
     struct mok_message message;
-    int fds[HARNESS_MAX_EP + 1];
+    int fds[HARNESS_MAX_EP + 2];
 
     *layer = (struct layer){ .id = harness_id(), .group = group, .spec = *spec };
     layer->spec.ep = group->size;
     if (mok_plan_make(&layer->spec, &group->rank[0]->worker->limits, &layer->plan, NULL, 0, &message) < 0)
         fail_msg("%s", message.text);
+    assert_int_equal(mok_memory_create("test-flags", group->size * MOK_FLAGS_BYTES, &fds[0]), 0);
     for (uint32_t rank = 0; rank < group->size; rank++)
-        assert_int_equal(mok_memory_create("test-sym", mok_memory_round(layer->plan.symmetric_bytes), &fds[rank]), 0);
+        assert_int_equal(mok_memory_create("test-sym", mok_memory_round(layer->plan.symmetric_bytes), &fds[1 + rank]), 0);
     for (uint32_t rank = 0; rank < group->size; rank++) {
         uint64_t bytes = mok_memory_round(layer->plan.private_bytes ? layer->plan.private_bytes : 1);
-        assert_int_equal(mok_memory_create("test-private", bytes, &fds[group->size]), 0);
+        assert_int_equal(mok_memory_create("test-private", bytes, &fds[1 + group->size]), 0);
         layer_open_rank(layer, rank, fds);
-        close(fds[group->size]);
+        close(fds[1 + group->size]);
     }
-    for (uint32_t rank = 0; rank < group->size; rank++)
-        close(fds[rank]);
+    for (uint32_t i = 0; i < group->size + 1; i++)
+        close(fds[i]);
 }
 
 int layer_bind(struct layer *layer, uint32_t rank, Mok__LayerParams *params)

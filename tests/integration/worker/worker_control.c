@@ -245,13 +245,13 @@ static void a_layer_that_mokd_planned_otherwise_is_refused(void **state)
     Mok__WorkerLayerOpen open = MOK__WORKER_LAYER_OPEN__INIT;
     Mok__LayerSpec spec = MOK__LAYER_SPEC__INIT;
     Mok__LayerMemory memory = MOK__LAYER_MEMORY__INIT;
-    int fds[3];
+    int fds[4];
     (void)state;
 
     worker_start(&worker, NULL);
     client_open(&client, &worker, harness_id(), 4, 0);
     group_open(&group, harness_id(), ranks, 1);
-    for (unsigned i = 0; i < 3; i++)
+    for (unsigned i = 0; i < 4; i++)
         assert_int_equal(mok_memory_create("test", 1u << 20, &fds[i]), 0);
     spec.hidden = 32;
     spec.intermediate = 16;
@@ -265,19 +265,19 @@ static void a_layer_that_mokd_planned_otherwise_is_refused(void **state)
     open.layer = harness_id();
     request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
     request.layer_open = &open;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_EPROTO);
-    open.spec = &spec;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_EPROTO);
-    open.memory = &memory;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_ESIZE);
     assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_EPROTO);
+    open.spec = &spec;
+    assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_EPROTO);
+    open.memory = &memory;
+    assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_ESIZE);
+    assert_int_equal(worker_ask(&worker, &request, fds, 4, NULL), -MOK_EPROTO);
     spec.hidden = 33;
-    assert_true(worker_ask(&worker, &request, fds, 2, NULL) < 0);
+    assert_true(worker_ask(&worker, &request, fds, 3, NULL) < 0);
     open.queue = 99999;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_ENOENT);
+    assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_ENOENT);
     open.layer = 0;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_EARG);
-    for (unsigned i = 0; i < 3; i++)
+    assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_EARG);
+    for (unsigned i = 0; i < 4; i++)
         close(fds[i]);
     client_free(&client);
     worker_end(&worker);
