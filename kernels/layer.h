@@ -46,6 +46,7 @@ struct mok_device_limits {
     uint32_t kind;         /* enum mok_device_kind */
     uint32_t units;        /* host: threads; cuda: SMs */
     uint64_t memory_bytes;
+    uint8_t uuid[16];      /* cuda: the GPU; else zeros */
 };
 
 /*

@@ -264,7 +264,6 @@ static enum section begin_device(struct parser *parser, const char *name)
     config->devices = devices;
     struct mokd_device_config *device = &devices[config->n_devices++];
     device->kind = MOK_DEVICE_HOST;
-    device->threads = 1;
     memcpy(device->name, name, strlen(name) + 1);
     return SECTION_DEVICE;
 }
@@ -482,12 +481,14 @@ static void check_whole(struct parser *parser)
     parser->line = 0;
     if (config->n_devices == 0)
         complain(parser, "no [device NAME] section: mokd needs at least one device");
-    for (size_t i = 0; i < config->n_devices; i++)
-        for (size_t j = 0; j < i; j++)
-            if (config->devices[i].kind == MOK_DEVICE_CUDA && config->devices[j].kind == MOK_DEVICE_CUDA &&
-                config->devices[i].cuda == config->devices[j].cuda)
-                complain(parser, "[device %s] cuda = %u: [device %s] has this CUDA device already",
-                         config->devices[i].name, config->devices[i].cuda, config->devices[j].name);
+    for (size_t i = 0; i < config->n_devices; i++) {
+        struct mokd_device_config *device = &config->devices[i];
+        if (device->kind == MOK_DEVICE_CUDA && device->memory == 0)
+            complain(parser, "[device %s] memory: missing; say how much of the GPU's memory mokd may hand out",
+                     device->name);
+        if (device->kind == MOK_DEVICE_HOST && device->threads == 0)
+            device->threads = 1;
+    }
 }
 
 static void set_defaults(struct mokd_config *config)

@@ -37,9 +37,9 @@ struct mokd_user_config {
 struct mokd_device_config {
     char name[MOK_MAX_NAME + 1];
     uint32_t kind;    /* enum mok_device_kind */
-    uint32_t threads; /* host */
+    uint32_t threads; /* host: at least 1. cuda: thread blocks of a kernel at most; 0: one an SM */
     uint64_t memory;  /* bytes that mokd may hand out */
-    uint32_t cuda;    /* cuda: device ordinal */
+    uint32_t cuda;    /* cuda: which GPU, in PCI order; several devices may share one */
     uint32_t chaos_delay_us;
 };
 

@@ -107,6 +107,9 @@ static void handle_action(struct mokd_session *session, const Mok__Request *requ
     case MOK__REQUEST__BODY_QUEUE_OPEN:
         mokd_queue_open(session, id, request->queue_open);
         return;
+    case MOK__REQUEST__BODY_STREAM_OPEN:
+        mokd_stream_open(session, id, request->stream_open);
+        return;
     case MOK__REQUEST__BODY_GROUP_JOIN:
         mokd_group_join(session, id, request->group_join);
         return;

@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 
 #include "device.h"
-#include "wire.h"
 
 /* Replies that are taken at a time, so that one worker cannot keep the loop. */
 #define READ_BATCH 64
@@ -53,9 +52,10 @@ static void handle_closed(uv_handle_t *handle)
 
 /* ------------------------------------------------------------------ requests */
 
-static void answer(struct request *request, int code, const char *text, const Mok__WorkerReply *reply)
+static void answer(struct request *request, int code, const char *text, const Mok__WorkerReply *reply,
+                   struct mok_wire_fds *fds)
 {
-    struct mokd_answer result = { .code = code, .text = text ? text : "", .reply = reply };
+    struct mokd_answer result = { .code = code, .text = text ? text : "", .reply = reply, .fds = fds };
 
     if (request->handler)
         request->handler(request->cookie, request->tag, &result);
@@ -75,7 +75,7 @@ static void send_failed(struct mokd_worker *worker, struct request *request, int
 
     TAILQ_REMOVE(&worker->requests, request, link);
     snprintf(text, sizeof(text), "the request to the worker could not be sent (code %d)", code);
-    answer(request, code, text, NULL);
+    answer(request, code, text, NULL, NULL);
     /* Descriptors are only with requests that begin something: that one does not begin. Without any other request
      * mokd and the worker would no longer agree on what there is. */
     if (!carries_fds)
@@ -140,7 +140,7 @@ uint32_t mokd_worker_pid(const struct mokd_worker *worker)
 
 /* ------------------------------------------------------------------ replies */
 
-static void take_reply(struct mokd_worker *worker, const Mok__WorkerReply *reply)
+static void take_reply(struct mokd_worker *worker, const Mok__WorkerReply *reply, struct mok_wire_fds *fds)
 {
     struct request *request;
 
@@ -157,7 +157,8 @@ static void take_reply(struct mokd_worker *worker, const Mok__WorkerReply *reply
         return;
     }
     TAILQ_REMOVE(&worker->requests, request, link);
-    answer(request, reply->code > 0 ? -MOK_EINTERNAL : reply->code, reply->text, reply);
+    answer(request, reply->code > 0 ? -MOK_EINTERNAL : reply->code, reply->text, reply,
+           fds);
 }
 
 /* A dying process closes its socket before it can be waited for; how it died says more than that. */
@@ -173,8 +174,9 @@ static void hung_up(struct mokd_worker *worker)
 /* False once there is nothing to read. */
 static bool read_one(struct mokd_worker *worker)
 {
+    _cleanup_wire_fds_ struct mok_wire_fds fds = MOK_WIRE_FDS_INIT;
     ProtobufCMessage *message = NULL;
-    int r = mok_wire_recv(worker->fd, &mok__worker_reply__descriptor, &message, NULL);
+    int r = mok_wire_recv(worker->fd, &mok__worker_reply__descriptor, &message, &fds);
 
     if (r == -MOK_EAGAIN)
         return false;
@@ -184,7 +186,7 @@ static bool read_one(struct mokd_worker *worker)
         mokd_worker_kill(worker, "sent a malformed message");
     if (r <= 0)
         return false;
-    take_reply(worker, (const Mok__WorkerReply *)message);
+    take_reply(worker, (const Mok__WorkerReply *)message, &fds);
     mok_wire_free(message);
     return true;
 }
@@ -251,7 +253,7 @@ void mokd_worker_bury(struct mokd_worker *worker, int code, const char *text)
 
     while ((request = TAILQ_FIRST(&worker->requests))) {
         TAILQ_REMOVE(&worker->requests, request, link);
-        answer(request, code, text, NULL);
+        answer(request, code, text, NULL, NULL);
     }
     worker->buried = true;
     free_when_done(worker);
@@ -267,6 +269,53 @@ static int make_sockets(int *ret_ours, int *ret_its, struct mokd_error *error)
     *ret_ours = pair[0];
     *ret_its = pair[1];
     return 0;
+}
+
+/* What a worker's environment says differently from ours. */
+#define VISIBLE "CUDA_VISIBLE_DEVICES="
+#define ORDER "CUDA_DEVICE_ORDER="
+
+static bool is_of(const char *entry, const char *name)
+{
+    return strncmp(entry, name, strlen(name)) == 0;
+}
+
+/*
+ * A worker sees no GPU but its own, so that no mistake of it reaches another; GPUs are numbered as the machine numbers
+ * them. NULL: no memory. Freed with environment_free.
+ */
+static char **environment_of(const struct mokd_device_config *device)
+{
+    size_t count = 0, kept = 0;
+    char text[sizeof(VISIBLE) + 16];
+
+    while (environ[count])
+        count++;
+    char **list = calloc(count + 3, sizeof(*list));
+    if (!list)
+        return NULL;
+    if (device->kind == MOK_DEVICE_CUDA)
+        snprintf(text, sizeof(text), VISIBLE "%u", device->cuda);
+    else
+        snprintf(text, sizeof(text), VISIBLE);
+    list[kept] = strdup(text);
+    kept += list[kept] != NULL;
+    list[kept] = strdup(ORDER "PCI_BUS_ID");
+    kept += list[kept] != NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER))
+            continue;
+        list[kept] = strdup(environ[i]);
+        kept += list[kept] != NULL;
+    }
+    return list;
+}
+
+static void environment_free(char **list)
+{
+    for (char **entry = list; list && *entry; entry++)
+        free(*entry);
+    free(list);
 }
 
 /* In a session of its own, so that Ctrl-C on a terminal reaches mokd alone. It ends when our end of the socket does. */
@@ -288,9 +337,12 @@ static int spawn(struct mokd_worker *worker, const char *path, int its)
         .flags = UV_PROCESS_DETACHED,
         .stdio_count = ARRAY_SIZE(stdio),
         .stdio = stdio,
+        .env = environment_of(worker->device->config),
     };
     worker->process.data = worker;
-    return uv_spawn(&worker->device->server->loop, &worker->process, &options);
+    int r = uv_spawn(&worker->device->server->loop, &worker->process, &options);
+    environment_free(options.env);
+    return r;
 }
 
 static void discard(struct mokd_worker *worker)

@@ -17,6 +17,9 @@
 
 #define FAIR_BURST_NS 20000000u
 #define MAX_SLEEP_NS 3600000000000u
+/* Where a stream is awaited: looked for at full speed for so long, then once in so long. */
+#define STREAM_POLL_NS 5000000u
+#define STREAM_NAP_NS 50000u
 
 /* ------------------------------------------------------------------ mail */
 
@@ -154,28 +157,36 @@ static void set_sleeping(struct dispatcher *d, bool sleeping)
     __atomic_store_n(&d->asleep, sleeping, __ATOMIC_SEQ_CST);
 }
 
-static int sleep_ms(uint64_t now_ns, uint64_t deadline_ns)
+/* NULL: for ever. */
+static const struct timespec *sleep_for(uint64_t now_ns, uint64_t deadline_ns, struct timespec *ret)
 {
     if (deadline_ns == UINT64_MAX)
-        return -1;
-    if (deadline_ns <= now_ns)
-        return 0;
-    uint64_t ns = deadline_ns - now_ns;
-    return (int)((ns < MAX_SLEEP_NS ? ns : MAX_SLEEP_NS) / 1000000u) + 1;
+        return NULL;
+    uint64_t ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+    ns = ns < MAX_SLEEP_NS ? ns : MAX_SLEEP_NS;
+    *ret = (struct timespec){ .tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u) };
+    return ret;
 }
 
 /* The last pass comes after everyone has been told to ring, so that nothing is lost between it and the wait. */
 static void sleep_a_while(struct dispatcher *d)
 {
     struct epoll_event events[16];
+    struct timespec room;
     uint64_t deadline_ns;
 
     set_sleeping(d, true);
     mok_fence_full();
     dispatcher_chaos(d);
     if (!pass(d, &deadline_ns) && !__atomic_load_n(&d->notified, __ATOMIC_SEQ_CST)) {
+        /* A GPU rings no bell: while a stream is awaited, sleeps are short. */
+        if (d->awaited && deadline_ns > d->now_ns + STREAM_NAP_NS)
+            deadline_ns = d->now_ns + STREAM_NAP_NS;
         /* Which descriptor it was does not matter: the pass looks at everything. */
-        if (epoll_wait(d->epoll, events, ARRAY_SIZE(events), sleep_ms(d->now_ns, deadline_ns)) > 0)
+        int count = epoll_pwait2(d->epoll, events, ARRAY_SIZE(events), sleep_for(d->now_ns, deadline_ns, &room), NULL);
+        if (count < 0 && errno == ENOSYS) /* kernels before 5.11: looks a little more often than it had to */
+            count = epoll_wait(d->epoll, events, ARRAY_SIZE(events), deadline_ns == UINT64_MAX ? -1 : 1);
+        if (count > 0)
             worker_silence(d->bell);
     }
     set_sleeping(d, false);
@@ -206,6 +217,12 @@ static void relax(void)
 #endif
 }
 
+/* How long it looks before it sleeps. */
+static uint64_t patience(const struct dispatcher *d)
+{
+    return d->awaited && d->poll_ns < STREAM_POLL_NS ? STREAM_POLL_NS : d->poll_ns;
+}
+
 static void *run(void *cookie)
 {
     struct dispatcher *d = cookie;
@@ -215,9 +232,10 @@ static void *run(void *cookie)
     while (!finished(d)) {
         if (pass(d, &deadline_ns)) {
             idle_since_ns = d->now_ns;
-        } else if (d->now_ns - idle_since_ns >= d->poll_ns) {
+        } else if (d->now_ns - idle_since_ns >= patience(d)) {
             sleep_a_while(d);
-            idle_since_ns = mok_now_ns();
+            /* After a nap for a stream it is not looked for at full speed again until something has moved. */
+            idle_since_ns = d->awaited ? idle_since_ns : mok_now_ns();
         } else {
             relax();
         }

@@ -46,6 +46,7 @@ struct dispatcher {
     uint64_t now_ns;
     uint64_t chaos_state;
     bool something_ended; /* parked commands may go on */
+    uint32_t awaited;     /* operations whose turn it is and whose stream has not brought the inputs */
 };
 
 /* dispatcher.c */

@@ -74,10 +74,33 @@ int objects_queue_make(const Mok__WorkerQueueOpen *request, struct mok_wire_fds 
     return 0;
 }
 
+int objects_stream_map(const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds, struct worker_queue *queue,
+                       struct mok_message *message)
+{
+    uint64_t needed = queue->ring.layout.cq_entries * sizeof(struct mok_stream_slot);
+    void *memory;
+
+    int r = expect_fds(fds, 1, message);
+    if (r < 0)
+        return r;
+    if (queue->stream_memory)
+        return objects_refuse(message, -MOK_EEXIST, "queue %u: has its stream slots already", queue->id);
+    if (request->bytes < needed)
+        return objects_refuse(message, -MOK_ESIZE, "queue %u: stream slots: %" PRIu64 " bytes, bound %" PRIu64,
+                              queue->id, request->bytes, needed);
+    r = mok_memory_map(fds->fd[0], request->bytes, MOK_MAP_WRITE | MOK_MAP_POPULATE, &memory);
+    if (r < 0)
+        return objects_refuse(message, r, "queue %u: stream slots: cannot be mapped: %s", queue->id, mok_error_text(r));
+    queue->stream_memory = memory;
+    queue->stream_bytes = request->bytes;
+    return 0;
+}
+
 void objects_queue_free(struct worker_queue *queue)
 {
     if (!queue)
         return;
+    mok_memory_unmap(queue->stream_memory, queue->stream_bytes);
     mok_queue_worker_release(&queue->ring);
     mok_close(queue->doorbell);
     free(queue->ops);

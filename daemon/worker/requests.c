@@ -114,6 +114,18 @@ static int group_close(struct control *c, const Mok__WorkerGroupClose *request, 
     return 0;
 }
 
+/* ------------------------------------------------------------------ stream slots */
+
+static int stream_open(struct control *c, const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds,
+                       struct dispatcher_command *command)
+{
+    command->queue = find_queue(c, request->queue);
+    if (!command->queue)
+        return no_such(&command->report.message, "queue", request->queue);
+    command->kind = COMMAND_STREAM_OPEN;
+    return objects_stream_map(request, fds, command->queue, &command->report.message);
+}
+
 /* ------------------------------------------------------------------ buffers */
 
 /* The group that a buffer belongs to, NULL for a private one, and the key that the buffer is found by. */
@@ -315,6 +327,22 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
     return 0;
 }
 
+/* ------------------------------------------------------------------ memory */
+
+/* mokd keeps what comes of this, so that it outlives this process; whoever uses it maps it by descriptor. */
+static void memory_alloc(struct control *c, uint64_t id, const Mok__WorkerMemoryAlloc *request)
+{
+    struct mok_message message = { "" };
+    _cleanup_fd_ int memory = -1;
+
+    int r = request->bytes ? c->on.ops->memory_alloc(c->on.engine, request->bytes, &memory, &message)
+                           : objects_refuse(&message, -MOK_ESIZE, "bytes: 0, bound at least 1");
+    if (r < 0)
+        control_reply(c, id, r, message.text);
+    else
+        control_reply_memory(c, id, memory);
+}
+
 /* ------------------------------------------------------------------ one request */
 
 /* Fills in the command; an error is the answer, and the command is not posted. */
@@ -326,6 +354,8 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
         return queue_open(c, request->queue_open, fds, command);
     case MOK__WORKER_REQUEST__BODY_QUEUE_CLOSE:
         return queue_close(c, request->queue_close, command);
+    case MOK__WORKER_REQUEST__BODY_STREAM_OPEN:
+        return stream_open(c, request->stream_open, fds, command);
     case MOK__WORKER_REQUEST__BODY_BUFFER_MAP:
         return buffer_map(c, request->buffer_map, fds, command);
     case MOK__WORKER_REQUEST__BODY_BUFFER_UNMAP:
@@ -370,6 +400,10 @@ void control_handle(struct control *c, const Mok__WorkerRequest *request, struct
     }
     if (!c->dispatcher) {
         control_reply(c, request->id, -MOK_ESTATE, "the worker has not been started");
+        return;
+    }
+    if (request->body_case == MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC) {
+        memory_alloc(c, request->id, request->memory_alloc);
         return;
     }
     struct dispatcher_command *command = calloc(1, sizeof(*command));

@@ -83,6 +83,7 @@ static int cuda_probe(const struct mok_engine_config *config, struct mok_device_
     *ret = (struct mok_device_limits){.kind = MOK_DEVICE_CUDA,
                                       .units = (uint32_t)prop.multiProcessorCount,
                                       .memory_bytes = prop.totalGlobalMem};
+    memcpy(ret->uuid, prop.uuid.bytes, sizeof(ret->uuid));
     return 0;
 }
 

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "dispatch.h"
 #include "memory.h"
 #include "names.h"
 #include "util.h"
@@ -111,6 +112,20 @@ int worker_ask(struct worker *worker, Mok__WorkerRequest *request, const int *fd
     request->id = ++worker->last_id;
     assert_int_equal(mok_wire_send(worker->control, &request->base, fds, count), 0);
     return answer_of(worker, request->id, ret_reply);
+}
+
+int worker_ask_fds(struct worker *worker, Mok__WorkerRequest *request, struct mok_wire_fds *ret_fds)
+{
+    struct pollfd wait = { .fd = worker->control, .events = POLLIN };
+    ProtobufCMessage *message = NULL;
+
+    request->id = ++worker->last_id;
+    assert_int_equal(mok_wire_send(worker->control, &request->base, NULL, 0), 0);
+    assert_true(poll(&wait, 1, HARNESS_WAIT_MS) > 0);
+    assert_int_equal(mok_wire_recv(worker->control, &mok__worker_reply__descriptor, &message, ret_fds), 1);
+    int code = ((const Mok__WorkerReply *)message)->code;
+    mok_wire_free(message);
+    return code;
 }
 
 Mok__WorkerReply *worker_event(struct worker *worker, int wait_ms)

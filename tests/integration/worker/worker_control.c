@@ -235,6 +235,29 @@ static void a_group_whose_memory_another_group_uses_is_not_closed(void **state)
 
 /* ------------------------------------------------------------------ layers and numbers */
 
+static void memory_that_was_asked_for_comes_zeroed_and_is_the_askers(void **state)
+{
+    struct worker worker;
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerMemoryAlloc alloc = MOK__WORKER_MEMORY_ALLOC__INIT;
+    _cleanup_wire_fds_ struct mok_wire_fds fds = MOK_WIRE_FDS_INIT;
+    char bytes[8192], zeros[8192] = { 0 };
+    (void)state;
+
+    worker_start(&worker, NULL);
+    request.body_case = MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC;
+    request.memory_alloc = &alloc;
+    assert_int_equal(worker_ask(&worker, &request, NULL, 0, NULL), -MOK_ESIZE);
+    alloc.bytes = 8192;
+    assert_int_equal(worker_ask_fds(&worker, &request, &fds), 0);
+    assert_int_equal(fds.count, 1);
+    assert_int_equal(pread(fds.fd[0], bytes, sizeof(bytes), 0), sizeof(bytes));
+    assert_memory_equal(bytes, zeros, sizeof(bytes));
+    assert_int_equal(ask_map(&worker, 5, 8192, fds.fd, 1), 0);
+    worker_end(&worker);
+    assert_int_equal(pwrite(fds.fd[0], "x", 1, 0), 1);
+}
+
 static void a_layer_that_mokd_planned_otherwise_is_refused(void **state)
 {
     struct worker worker;
@@ -388,6 +411,7 @@ int main(void)
         cmocka_unit_test(a_buffer_has_one_descriptor_a_size_that_is_there_and_a_new_id),
         cmocka_unit_test(what_is_in_use_is_not_taken_away),
         cmocka_unit_test(a_group_whose_memory_another_group_uses_is_not_closed),
+        cmocka_unit_test(memory_that_was_asked_for_comes_zeroed_and_is_the_askers),
         cmocka_unit_test(a_layer_that_mokd_planned_otherwise_is_refused),
         cmocka_unit_test(ping_tells_what_each_queue_did),
         cmocka_unit_test(a_hundred_jobs_leave_no_descriptor_and_no_mapping),

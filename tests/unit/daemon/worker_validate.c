@@ -234,7 +234,7 @@ static const struct mutation mutations[] = {
     { "flag of forward", true, FIELD(flags), 1, -MOK_ERANGE, MOK_ARG_FLAGS, 1, MOK_SQE_OVERWRITE_WGRAD },
     { "reserved0", false, FIELD(reserved0), 1, -MOK_ERESERVED, MOK_ARG_RESERVED, 1, 0 },
     { "reserved1[0]", false, FIELD(reserved1[0]), 5, -MOK_ERESERVED, MOK_ARG_RESERVED, 5, 0 },
-    { "reserved1[2]", true, FIELD(reserved1[2]), 6, -MOK_ERESERVED, MOK_ARG_RESERVED, 6, 0 },
+    { "reserved1[1]", true, FIELD(reserved1[1]), 6, -MOK_ERESERVED, MOK_ARG_RESERVED, 6, 0 },
     { "reserved of a region", false, REGION(OUT, reserved), 3, -MOK_ERESERVED, MOK_ARG_OUT, 3, 0 },
     { "reserved of an unused region", false, REGION(D_X, reserved), 3, -MOK_ERESERVED, MOK_ARG_D_X, 3, 0 },
     { "region without use", false, REGION(D_OUT, buffer), BUFFER_SYM, -MOK_ERESERVED, MOK_ARG_D_OUT, BUFFER_SYM, 0 },
