@@ -8,6 +8,61 @@ readonly small=(--steps 6 --batch 4 --seq 16 --hidden 32 --intermediate 48 --exp
 
 work=$(mktemp -d /tmp/mok-test-train.XXXXXX)
 mokd_pid=
+jobs_pid=
+
+finish() {
+    local code=$? pid
+    trap - EXIT
+    for pid in $jobs_pid $mokd_pid; do
+        kill -KILL "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+    done
+    if [[ $code -ne 0 ]]; then
+        tail -n 30 "$work"/*.out "$work/mokd.log" 2>/dev/null || true
+    fi
+    rm -rf "$work"
+    exit "$code"
+}
+trap finish EXIT
+
+die() {
+    echo "FAILED: $*"
+    exit 1
+}
+
+start_mokd() {
+    mkdir "$work/run"
+    cat >"$work/mokd.conf" <<CONFIG
+[daemon]
+socket = $work/run/mokd.sock
+socket_mode = 0600
+[device host0]
+kind = host
+threads = 1
+[device host1]
+kind = host
+threads = 1
+CONFIG
+    "$bin/daemon/mokd/mokd" --config "$work/mokd.conf" --runtime-dir "$work/run" >"$work/mokd.log" 2>&1 &
+    mokd_pid=$!
+    export MOK_SOCKET=$work/run/mokd.sock
+    for _ in $(seq 200); do
+        if [[ $("$bin/client/mokctl" --json devices 2>/dev/null | jq '[.devices[] | select(.state == "up")] | length') == 2 ]]; then
+            return 0
+        fi
+        kill -0 "$mokd_pid" 2>/dev/null || die "mokd ended"
+        sleep 0.1
+    done
+    die "mokd's devices are not up after 20 s"
+}
+
+# mokd ends in order, and no sanitizer has complained in it or in a worker.
+stop_mokd() {
+    local code=0
+    kill -TERM "$mokd_pid"
+    wait "$mokd_pid" 2>/dev/null || code=$?
+    [[ $code -eq 0 ]] || die "mokd ended with exit code $code"
+    mokd_pid=
     [[ -z $(ls -A "$work/run") ]] || die "mokd left $(ls -A "$work/run")"
     ! grep -E 'Sanitizer|runtime error' "$work/mokd.log" || die "a sanitizer complained"
 }
