@@ -273,7 +273,8 @@ static void on_ready(uv_poll_t *poll, int status, int events)
         meet_doom(session);
         return;
     }
-    if (status < 0) {
+    if (status < 0) { /* POLLERR: it closed with our packets unread, which reading the socket tells from a real fault */
+        read_one(session);
         mokd_session_close(session, -MOK_EIO, "the socket failed");
         return;
     }

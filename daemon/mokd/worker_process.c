@@ -14,6 +14,9 @@
 /* Replies that are taken at a time, so that one worker cannot keep the loop. */
 #define READ_BATCH 64
 
+/* Deadlines are looked at every second. A gap longer than this means that mokd did not run. */
+#define STALL_NS UINT64_C(3000000000)
+
 struct request {
     TAILQ_ENTRY(request) link;
     uint64_t id;
@@ -31,6 +34,7 @@ struct mokd_worker {
     struct mok_wire_queue out;
     TAILQ_HEAD(, request) requests; /* oldest first */
     uint64_t last_id;
+    uint64_t checked_ns; /* when deadlines were looked at last; 0: never */
     bool dying;  /* nothing goes to it any more */
     bool hung_up; /* its socket ended by itself: it is dead, or has a moment to die before it is killed */
     char reason[MOKD_TEXT_MAX];
@@ -113,6 +117,21 @@ void mokd_worker_send(struct mokd_worker *worker, Mok__WorkerRequest *message, c
         watch(worker, true);
 }
 
+static bool read_one(struct mokd_worker *worker);
+
+/* While mokd itself, or the whole machine, did not run, no worker could be heard: that time does not count. */
+static void forgive_stall(struct mokd_worker *worker, uint64_t now)
+{
+    struct request *request;
+    uint64_t since = worker->checked_ns ? now - worker->checked_ns : 0;
+
+    worker->checked_ns = now;
+    if (since < STALL_NS)
+        return;
+    TAILQ_FOREACH(request, &worker->requests, link)
+        request->deadline_ns += since;
+}
+
 void mokd_worker_check(struct mokd_worker *worker)
 {
     struct request *request;
@@ -120,6 +139,10 @@ void mokd_worker_check(struct mokd_worker *worker)
 
     if (worker->hung_up)
         uv_process_kill(&worker->process, SIGKILL);
+    forgive_stall(worker, now);
+    /* Timers run before sockets: what the worker has said already is heard before it is judged. */
+    while (!worker->dying && read_one(worker))
+        ;
     TAILQ_FOREACH(request, &worker->requests, link) {
         if (request->deadline_ns < now) {
             mokd_worker_kill(worker, "did not answer in time");
