@@ -23,13 +23,15 @@ struct request {
     uint32_t tag;
 };
 
+TAILQ_HEAD(request_list, request);
+
 struct mokd_worker {
     struct mokd_device *device;
     uv_process_t process;
     uv_poll_t poll;
     int fd;
     struct mok_wire_queue out;
-    TAILQ_HEAD(, request) requests; /* oldest first */
+    struct request_list requests; /* oldest first */
     uint64_t last_id;
     bool dying;  /* nothing goes to it any more */
     bool hung_up; /* its socket ended by itself: it is dead, or has a moment to die before it is killed */
@@ -82,6 +84,15 @@ static void send_failed(struct mokd_worker *worker, struct request *request, int
         mokd_worker_kill(worker, text);
 }
 
+/* No earlier than that of the requests before it, which the worker takes first. */
+static uint64_t next_deadline(const struct mokd_worker *worker, uint64_t timeout_ms)
+{
+    const struct request *last = TAILQ_LAST(&worker->requests, request_list);
+    uint64_t deadline_ns = mok_now_ns() + timeout_ms * 1000000u;
+
+    return last && last->deadline_ns > deadline_ns ? last->deadline_ns : deadline_ns;
+}
+
 void mokd_worker_send(struct mokd_worker *worker, Mok__WorkerRequest *message, const int *fds, size_t count,
                       uint64_t timeout_ms, mokd_answer_handler handler, void *cookie, uint32_t tag)
 {
@@ -97,11 +108,11 @@ void mokd_worker_send(struct mokd_worker *worker, Mok__WorkerRequest *message, c
         none = (struct mokd_answer){ .code = -MOK_ENOMEM, .text = "mokd is out of memory" };
         if (handler)
             handler(cookie, tag, &none);
-        mokd_worker_kill(worker, none.text);
+        mokd_worker_kill(worker, "could not be asked: mokd is out of memory");
         return;
     }
     message->id = request->id = ++worker->last_id;
-    request->deadline_ns = mok_now_ns() + timeout_ms * 1000000u;
+    request->deadline_ns = next_deadline(worker, timeout_ms);
     request->handler = handler;
     request->cookie = cookie;
     request->tag = tag;
@@ -115,17 +126,12 @@ void mokd_worker_send(struct mokd_worker *worker, Mok__WorkerRequest *message, c
 
 void mokd_worker_check(struct mokd_worker *worker)
 {
-    struct request *request;
-    uint64_t now = mok_now_ns();
+    const struct request *first = TAILQ_FIRST(&worker->requests);
 
     if (worker->hung_up)
         uv_process_kill(&worker->process, SIGKILL);
-    TAILQ_FOREACH(request, &worker->requests, link) {
-        if (request->deadline_ns < now) {
-            mokd_worker_kill(worker, "did not answer in time");
-            return;
-        }
-    }
+    if (first && first->deadline_ns < mok_now_ns())
+        mokd_worker_kill(worker, "did not answer in time");
 }
 
 bool mokd_worker_has_requests(const struct mokd_worker *worker)
@@ -181,7 +187,8 @@ static bool read_one(struct mokd_worker *worker)
     if (r == 0)
         hung_up(worker);
     else if (r < 0)
-        mokd_worker_kill(worker, "sent a malformed message");
+        mokd_worker_kill(worker, r == -MOK_ENOMEM ? "could not be heard: mokd is out of memory"
+                                                  : "sent a malformed message");
     if (r <= 0)
         return false;
     take_reply(worker, (const Mok__WorkerReply *)message);
