@@ -8,7 +8,6 @@
 #include <stdlib.h>
 
 #include "mok/mok.h"
-#include "mxfp8.h"
 #include "ops.h"
 #include "report.h"
 
@@ -91,7 +90,7 @@ static void lay_out(struct moe *moe, struct layer *layer, uint64_t context_bytes
 
         if (in_mxfp8(config, (enum moe_weight)w)) {
             layer->weights[w] = carve(&private, count);
-            layer->scales[w] = carve(&private, count / length * mxfp8_scales(length));
+            layer->scales[w] = carve(&private, mok_mxfp8_scale_bytes(count / length, length));
         } else {
             layer->weights[w] = carve(&private, count * sizeof(uint16_t));
         }
@@ -293,17 +292,26 @@ struct moe_activations moe_activations(struct moe *moe, unsigned layer, unsigned
     };
 }
 
-void moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, const float *values)
+int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, const float *values)
 {
     const struct moe_config *config = &moe->config;
     size_t count = moe_weight_count(moe, which), length = row_length(config, which);
     void *weights = address(moe->layers[layer].weights[which]);
+    mok_mxfp8_options options = {
+        .size = sizeof(options),
+        .rows = count / length,
+        .columns = length,
+        .dtype = MOK_DTYPE_F32,
+        .precision = config->precision,
+    };
+    int rc;
 
-    if (in_mxfp8(config, which))
-        mxfp8_quantize(count / length, length, config->precision == MOK_MXFP8_PER128 ? 128 : 32, values, weights,
-                       address(moe->layers[layer].scales[which]));
-    else
+    if (!in_mxfp8(config, which)) {
         ops_to_bf16(count, values, weights);
+        return 0;
+    }
+    rc = mok_mxfp8_quantize(&options, values, weights, address(moe->layers[layer].scales[which]));
+    return rc < 0 ? failed(rc, "mok_mxfp8_quantize") : 0;
 }
 
 uint16_t *moe_weights(struct moe *moe, unsigned layer, enum moe_weight which)

@@ -54,7 +54,7 @@ void moe_close(struct moe *moe);
 
 struct moe_activations moe_activations(struct moe *moe, unsigned layer, unsigned micro);
 /* Gives the layer this tensor's values, rounded to its precision (a shared expert's are BF16 always). */
-void moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, const float *values);
+int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, const float *values);
 /* The BF16 tensor itself; not for experts of another precision. */
 uint16_t *moe_weights(struct moe *moe, unsigned layer, enum moe_weight which);
 float *moe_gradients(struct moe *moe, unsigned layer, enum moe_weight which);

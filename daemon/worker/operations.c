@@ -6,6 +6,7 @@
  */
 #include "dispatcher_internal.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -228,10 +229,14 @@ static void refuse(struct dispatcher *d, struct worker_queue *queue, uint32_t sl
 
 /* ------------------------------------------------------------------ groups and queues that break */
 
-/* All ranks have pushed: the rest is this rank's alone, so whoever leaves now has done its part. */
+/*
+ * All ranks have pushed: the rest is this rank's alone, so whoever leaves now has done its part. If it is this rank
+ * that leaves, nobody waits for the rest.
+ */
 static bool needs_no_peer(const struct worker_op *op)
 {
-    return op->begun && !op->dying_code && op->dispatch.state == MOK_ST_REDUCING;
+    return op->begun && !op->dying_code && op->dispatch.state == MOK_ST_REDUCING && op->queue->open &&
+           !op->layer->group->closed;
 }
 
 /*
@@ -260,15 +265,16 @@ static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int cod
 
 void operations_fail_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank)
 {
-    if (group->code)
-        return;
-    group->code = code;
-    group->fault_rank = rank;
+    /* The first reason stays; but who has been let finish may have to stop now, because it is this rank that leaves. */
+    if (!group->code) {
+        group->code = code;
+        group->fault_rank = rank;
+    }
     worker_index_each(&d->tables.layers, node, next)
     {
         struct worker_layer *layer = worker_container_of(node, struct worker_layer, dispatch_node);
         if (layer->group == group)
-            fail_layer(d, layer, code);
+            fail_layer(d, layer, group->code);
     }
 }
 
@@ -298,15 +304,19 @@ static void queue_broken(struct dispatcher *d, struct worker_queue *queue)
     dispatcher_report(d, report);
 }
 
-static void group_broken(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank,
-                         const struct worker_layer *layer)
+void operations_break_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank, int told,
+                            const char *format, ...)
 {
     struct worker_report *report = &group->broken;
+    va_list args;
 
-    *report = (struct worker_report){ .kind = WORKER_REPORT_GROUP_BROKEN, .id = group->id, .rank = rank, .code = code };
-    snprintf(report->message.text, sizeof(report->message.text),
-             "operation %" PRIu64 " of layer %u timed out: rank %u has not done its part", layer->seq, layer->id, rank);
-    operations_fail_group(d, group, -MOK_EPEER, rank);
+    if (group->code)
+        return;
+    *report = (struct worker_report){ .kind = WORKER_REPORT_GROUP_BROKEN, .id = group->id, .rank = rank, .code = told };
+    va_start(args, format);
+    vsnprintf(report->message.text, sizeof(report->message.text), format, args);
+    va_end(args);
+    operations_fail_group(d, group, code, rank);
     dispatcher_report(d, report);
 }
 
@@ -342,7 +352,9 @@ static void expire(struct dispatcher *d, struct worker_layer *layer)
     uint32_t rank = first_missing(layer, op);
 
     op->dying_code = -MOK_ETIMEDOUT;
-    group_broken(d, layer->group, -MOK_ETIMEDOUT, rank, layer);
+    operations_break_group(d, layer->group, -MOK_EPEER, rank, -MOK_ETIMEDOUT,
+                           "operation %" PRIu64 " of layer %u timed out: rank %u has not done its part",
+                           op->dispatch.seq, layer->id, rank);
 }
 
 uint64_t operations_check_deadlines(struct dispatcher *d)

@@ -4,7 +4,7 @@
  */
 #include "host.h"
 
-#include "../mx.h"
+#include "mx.h"
 #include "ops.h"
 
 void mok_host_stage(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows, uint64_t column,

@@ -4,8 +4,8 @@
  */
 #include "ops.h"
 
-#include "../bf16.h"
-#include "../mx.h"
+#include "bf16.h"
+#include "mx.h"
 #include "../swiglu.h"
 
 /* Resolvers of clones run before a sanitizer is up: those builds take the plain code. */

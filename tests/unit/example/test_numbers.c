@@ -16,7 +16,6 @@
 
 #include "data.h"
 #include "mok/types.h"
-#include "mxfp8.h"
 #include "ops.h"
 #include "optimizer.h"
 #include "rng.h"
@@ -79,54 +78,6 @@ static void bf16_rounds_to_nearest_even(void **state)
     assert_int_equal(bf16_from_float(1.0f + 0x1p-8f + 0x1p-20f), 0x3f81); /* past the tie */
     assert_int_equal(bf16_from_float(-INFINITY), 0xff80);
     assert_true(isnan(bf16_to_float(bf16_from_float(NAN))));
-}
-
-/* What an E4M3 code stands for, from the format's definition. */
-static float element_value(unsigned code)
-{
-    int exponent = (int)(code >> 3) & 15, fraction = (int)code & 7;
-    float magnitude = exponent ? ldexpf((float)(8 + fraction), exponent - 10) : ldexpf((float)fraction, -9);
-
-    return code & 0x80 ? -magnitude : magnitude;
-}
-
-static void every_e4m3_value_and_every_midpoint_rounds_as_defined(void **state)
-{
-    (void)state;
-    for (unsigned code = 0; code < 0x7e; code++) {
-        float low = element_value(code), high = element_value(code + 1), middle = (low + high) / 2;
-
-        assert_int_equal(mxfp8_element(low), code);
-        assert_int_equal(mxfp8_element(-low), code | 0x80);
-        assert_int_equal(mxfp8_element(middle), code & 1 ? code + 1 : code);
-        assert_int_equal(mxfp8_element(nextafterf(middle, 0)), code);
-        assert_int_equal(mxfp8_element(nextafterf(middle, 1000)), code + 1);
-    }
-    assert_int_equal(mxfp8_element(448), 0x7e);
-    assert_int_equal(mxfp8_element(1e30f), 0x7e);
-    assert_int_equal(mxfp8_element(NAN) & 0x7f, 0x7f);
-    assert_int_equal(mxfp8_element(-INFINITY), 0xff);
-}
-
-static void scale_is_the_smallest_power_of_two_that_does_not_saturate(void **state)
-{
-    float values[80] = { 0 };
-    uint8_t elements[80], scales[3];
-
-    (void)state;
-    values[3] = 448; /* block 0 fits exactly */
-    values[40] = -nextafterf(448, 1000);
-    values[70] = 0x1p-140f; /* below every scale */
-    mxfp8_quantize(1, 80, 32, values, elements, scales);
-    assert_int_equal(scales[0], 127);
-    assert_int_equal(elements[3], 0x7e);
-    assert_int_equal(scales[1], 128);
-    assert_int_equal(scales[2], 0);
-    assert_int_equal(elements[70], 0);
-    mxfp8_quantize(1, 80, 128, values, elements, scales);
-    assert_int_equal(scales[0], 128);
-    assert_int_equal(scales[1], 128);
-    assert_int_equal(scales[2], 128);
 }
 
 static void router_chooses_the_largest_logits_and_the_lower_id_of_equals(void **state)
@@ -396,8 +347,6 @@ int main(void)
         cmocka_unit_test(normal_numbers_have_mean_0_and_deviation_1),
         cmocka_unit_test(below_stays_below_and_reaches_everything),
         cmocka_unit_test(bf16_rounds_to_nearest_even),
-        cmocka_unit_test(every_e4m3_value_and_every_midpoint_rounds_as_defined),
-        cmocka_unit_test(scale_is_the_smallest_power_of_two_that_does_not_saturate),
         cmocka_unit_test(router_chooses_the_largest_logits_and_the_lower_id_of_equals),
         cmocka_unit_test(router_with_nan_logits_still_gives_distinct_valid_ids),
         cmocka_unit_test(router_gradient_equals_finite_differences),
