@@ -47,6 +47,7 @@ struct mok_device_limits {
     uint32_t units;        /* host: threads; cuda: SMs */
     uint64_t memory_bytes;
     uint8_t uuid[16];      /* cuda: the GPU; else zeros */
+    uint32_t mps;          /* cuda: not 0: this process shares the GPU through MPS */
 };
 
 /*

@@ -43,12 +43,20 @@ struct mokd_device_config {
     uint32_t chaos_delay_us;
 };
 
+/* How workers and clients share a GPU. */
+enum mokd_sharing {
+    MOKD_SHARING_SLICES = 0, /* in turns: nobody notices another's fault; a hand-over between kernels costs a slice */
+    MOKD_SHARING_MPS = 1,    /* at once, through an MPS control daemon; a fault of one ends all on that GPU */
+};
+
 struct mokd_config {
     char socket[MOKD_PATH_MAX]; /* "": MOKD_SOCKET_NAME in the runtime directory */
     char worker[MOKD_PATH_MAX]; /* "": found beside mokd */
     uint32_t socket_mode;
     enum mok_log_level log_level;
     uint32_t poll_us;
+    uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
+    char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
     struct mokd_limits limits;
     struct mokd_user_config *users;
     size_t n_users;

@@ -68,6 +68,7 @@ static void send_start(struct mokd_device *device)
     start.threads = device->config->threads;
     start.poll_us = device->server->config->poll_us;
     start.cuda_device = 0; /* the only one that it sees */
+    start.mps = device->server->config->sharing == MOKD_SHARING_MPS;
     start.chaos_delay_us = device->config->chaos_delay_us;
     request.body_case = MOK__WORKER_REQUEST__BODY_START;
     request.start = &start;

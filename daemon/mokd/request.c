@@ -43,6 +43,7 @@ static void answer_hello(struct mokd_session *session, uint64_t id, const Mok__H
     body.daemon_version = (char *)MOK_BUILD_VERSION;
     body.limits = &limits;
     body.boot_id = (ProtobufCBinaryData){ .len = sizeof(session->server->boot_id), .data = session->server->boot_id };
+    body.mps_pipe = (char *)session->server->config->mps_pipe;
     reply.body_case = MOK__REPLY__BODY_HELLO;
     reply.hello = &body;
     struct mokd_call call = mokd_call_begin(session, id);

@@ -306,6 +306,16 @@ static int make_sockets(int *ret_ours, int *ret_its, struct mokd_error *error)
 /* What a worker's environment says differently from ours. */
 #define VISIBLE "CUDA_VISIBLE_DEVICES="
 #define ORDER "CUDA_DEVICE_ORDER="
+#define PIPE "CUDA_MPS_PIPE_DIRECTORY="
+/* Names no control daemon, so that CUDA does not join one at its default place. */
+#define NO_PIPE "/nonexistent"
+
+static void environment_free(char **list)
+{
+    for (char **entry = list; list && *entry; entry++)
+        free(*entry);
+    free(list);
+}
 
 static bool is_of(const char *entry, const char *name)
 {
@@ -316,38 +326,31 @@ static bool is_of(const char *entry, const char *name)
  * A worker sees no GPU but its own, so that no mistake of it reaches another; GPUs are numbered as the machine numbers
  * them. NULL: no memory. Freed with environment_free.
  */
-static char **environment_of(const struct mokd_device_config *device)
+static char **environment_of(const struct mokd_config *config, const struct mokd_device_config *device)
 {
-    size_t count = 0, kept = 0;
-    char text[sizeof(VISIBLE) + 16];
+    bool mps = config->sharing == MOKD_SHARING_MPS;
+    size_t count = 0, kept = 3;
 
     while (environ[count])
         count++;
-    char **list = calloc(count + 3, sizeof(*list));
+    char **list = calloc(count + kept + 1, sizeof(*list));
     if (!list)
         return NULL;
-    if (device->kind == MOK_DEVICE_CUDA)
-        snprintf(text, sizeof(text), VISIBLE "%u", device->cuda);
-    else
-        snprintf(text, sizeof(text), VISIBLE);
-    list[kept] = strdup(text);
-    kept += list[kept] != NULL;
-    list[kept] = strdup(ORDER "PCI_BUS_ID");
-    kept += list[kept] != NULL;
+    int r = device->kind == MOK_DEVICE_CUDA ? asprintf(&list[0], VISIBLE "%u", device->cuda)
+                                            : asprintf(&list[0], VISIBLE);
+    list[1] = strdup(ORDER "PCI_BUS_ID");
+    if (r < 0 || !list[1] || asprintf(&list[2], PIPE "%s", mps ? config->mps_pipe : NO_PIPE) < 0) {
+        list[2] = NULL;
+        environment_free(list);
+        return NULL;
+    }
     for (size_t i = 0; i < count; i++) {
-        if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER))
+        if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER) || is_of(environ[i], PIPE))
             continue;
         list[kept] = strdup(environ[i]);
         kept += list[kept] != NULL;
     }
     return list;
-}
-
-static void environment_free(char **list)
-{
-    for (char **entry = list; list && *entry; entry++)
-        free(*entry);
-    free(list);
 }
 
 /* In a session of its own, so that Ctrl-C on a terminal reaches mokd alone. It ends when our end of the socket does. */
@@ -369,9 +372,11 @@ static int spawn(struct mokd_worker *worker, const char *path, int its)
         .flags = UV_PROCESS_DETACHED,
         .stdio_count = ARRAY_SIZE(stdio),
         .stdio = stdio,
-        .env = environment_of(worker->device->config),
+        .env = environment_of(worker->device->server->config, worker->device->config),
     };
     worker->process.data = worker;
+    if (!options.env)
+        return UV_ENOMEM;
     int r = uv_spawn(&worker->device->server->loop, &worker->process, &options);
     environment_free(options.env);
     return r;

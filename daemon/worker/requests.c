@@ -292,6 +292,16 @@ static int start_threads(struct control *c, const struct dispatcher_config *conf
     return 0;
 }
 
+/* CUDA does not say when it runs without the MPS that it was told of; the price would be milliseconds an operation. */
+static int check_sharing(const Mok__WorkerStart *request, const struct mok_device_limits *limits,
+                         struct mok_message *message)
+{
+    if (request->kind != MOK_DEVICE_CUDA || (bool)request->mps == (limits->mps != 0))
+        return 0;
+    return objects_refuse(message, -MOK_ESHARING, "sharing: CUDA runs %s MPS here, mokd's configuration says %s",
+                          limits->mps ? "under" : "without", request->mps ? "mps" : "slices");
+}
+
 static int start(struct control *c, const Mok__WorkerStart *request, struct mok_wire_fds *fds,
                  struct mok_message *message)
 {
@@ -314,6 +324,8 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
     if (r < 0)
         return r;
     r = config.ops->probe(&config.engine, &c->on.limits, message);
+    if (r == 0)
+        r = check_sharing(request, &c->on.limits, message);
     if (r < 0)
         return r;
     c->on.ops = config.ops;

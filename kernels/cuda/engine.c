@@ -67,7 +67,7 @@ static int check(cudaError_t e, const char *what, struct mok_message *message) {
 
 static int cuda_probe(const struct mok_engine_config *config, struct mok_device_limits *ret, struct mok_message *message) {
     struct cudaDeviceProp prop;
-    int count = 0, r;
+    int count = 0, mps = 0, r;
 
     r = check(cudaGetDeviceCount(&count), "counting CUDA devices", message);
     if (r < 0)
@@ -84,6 +84,7 @@ static int cuda_probe(const struct mok_engine_config *config, struct mok_device_
                                       .units = (uint32_t)prop.multiProcessorCount,
                                       .memory_bytes = prop.totalGlobalMem};
     memcpy(ret->uuid, prop.uuid.bytes, sizeof(ret->uuid));
+    ret->mps = cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, (int)config->index) == cudaSuccess && mps;
     return 0;
 }
 
@@ -251,8 +252,8 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
         return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind, MOK_DEVICE_CUDA);
     if (plan->spec.precision != MOK_BF16)
         return fail(message, -MOK_ENOTSUP, "precision = %u: the CUDA engine runs BF16 (%u)", plan->spec.precision, MOK_BF16);
-    if ((uintptr_t)private_memory % 1024)
-        return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 1024 bytes");
+    if ((uintptr_t)private_memory % 256)
+        return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = calloc(1, sizeof(*l));
     if (!l)
         return fail(message, -MOK_ENOMEM, "no memory for a layer");
