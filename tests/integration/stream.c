@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -262,6 +264,7 @@ static void what_cannot_be_handed_over_is_refused_and_leaves_no_trace(void **sta
 
 /* ------------------------------------------------------------------ memory of a GPU */
 
+#if defined(MOK_HAVE_CUDA)
 static mok_session *open_on_fake_gpu(struct stack *stack, const char *daemon)
 {
     char lines[512];
@@ -292,6 +295,37 @@ static void a_gpus_buffer_is_mapped_in_the_primary_context(void **state)
     stack_stop(&stack);
 }
 
+static void cuda_outside_of_the_nodes_mps_is_refused_with_the_remedy(void **state)
+{
+    struct stack stack;
+    mok_buffer *buffer = NULL;
+    struct sockaddr_un at = { .sun_family = AF_UNIX };
+    char lines[128], dir[] = "/tmp/mok-mps-XXXXXX";
+    (void)state;
+
+    /* Somebody who listens where an MPS control daemon would. */
+    assert_non_null(mkdtemp(dir));
+    snprintf(at.sun_path, sizeof(at.sun_path), "%s/control", dir);
+    int control = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(control, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(control, 8), 0);
+    snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s\n", dir);
+
+    mok_session *session = open_on_fake_gpu(&stack, lines);
+    assert_int_equal(mok_buffer_alloc_private(session, 0, 4096, &buffer), -MOK_ESHARING);
+    assert_non_null(strstr(mok_last_error(), "CUDA_MPS_PIPE_DIRECTORY="));
+    assert_non_null(strstr(mok_last_error(), dir));
+    fake_cuda_mps = true;
+    assert_int_equal(mok_buffer_alloc_private(session, 0, 4096, &buffer), 0);
+    fake_cuda_mps = false;
+    mok_session_close(session);
+    stack_stop(&stack);
+    close(control);
+    unlink(at.sun_path);
+    rmdir(dir);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -303,7 +337,10 @@ int main(void)
         cmocka_unit_test(a_stream_is_released_when_mokd_dies),
         cmocka_unit_test(a_stream_is_released_when_the_session_closes),
         cmocka_unit_test(what_cannot_be_handed_over_is_refused_and_leaves_no_trace),
+#if defined(MOK_HAVE_CUDA)
         cmocka_unit_test(a_gpus_buffer_is_mapped_in_the_primary_context),
+        cmocka_unit_test(cuda_outside_of_the_nodes_mps_is_refused_with_the_remedy),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -171,6 +171,7 @@ static void a_worker_that_cannot_start_is_tried_again_with_pauses_and_the_others
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
+#if defined(MOK_HAVE_CUDA)
 /* The memory of a GPU is the worker's to make and mokd's to keep; the fake worker's is a memfd. */
 static void memory_that_a_worker_made_outlives_it(void **state)
 {
@@ -228,6 +229,8 @@ static void a_gpu_that_cannot_be_opened_has_failed_at_once_and_says_why(void **s
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
+#endif
+
 #define test(name) cmocka_unit_test_setup_teardown(name, daemon_setup, daemon_teardown)
 
 int main(void)
@@ -238,8 +241,10 @@ int main(void)
         test(a_group_fails_with_the_worker_of_one_of_its_ranks),
         test(private_buffers_outlive_the_worker),
         test(a_session_ends_cleanly_while_its_worker_is_dead),
+#if defined(MOK_HAVE_CUDA)
         cmocka_unit_test(memory_that_a_worker_made_outlives_it),
         cmocka_unit_test(a_gpu_that_cannot_be_opened_has_failed_at_once_and_says_why),
+#endif
         cmocka_unit_test(a_worker_that_cannot_start_is_tried_again_with_pauses_and_the_others_serve),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
