@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # The tests on a GPU. Where a machine has a GPU but no compiler or libraries of ours, a packed build runs there:
-#   tests/gpu/run.sh pack BUILD_DIR FOLDER   puts programs, libraries and this script into FOLDER (needs no GPU)
+#   tests/gpu/daemon/run.sh pack BUILD_DIR FOLDER   puts programs, libraries and this script into FOLDER (needs no GPU)
 #   FOLDER/run.sh test [--mps] [FILTER]      runs them there; --mps: once more under an MPS control daemon of its own
 #   FOLDER/run.sh bench [OPTIONS...]         mok-bench layer --engine cuda OPTIONS...
 # Changes no setting of the GPU. Exit code 0 only if every test passed; 77 where there is no GPU.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
-programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/gpu_daemon tests/gpu/gpu_death
+programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon tests/gpu/daemon/gpu_death
     tests/bench/mok-bench)
 
 pack() {
@@ -53,7 +53,7 @@ mps_stop() {
 
 run_test() {
     local name=$1 code=0
-    timeout 240 "$MOK_BUILD_DIR/tests/gpu/$name" || code=$?
+    timeout 240 "$MOK_BUILD_DIR/tests/gpu/daemon/$name" || code=$?
     [[ $code == 77 ]] && exit 77
     if [[ $code == 0 ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
     echo "== $name${MOK_TEST_MPS_PIPE:+ under MPS}: exit code $code"
