@@ -145,8 +145,8 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
     if (!e)
         return fail(message, -MOK_ENOMEM, "out of memory");
     e->config = *config;
-    e->blocks = config->threads && config->threads < limits.units ? config->threads : limits.units;
-    e->blocks = e->blocks < MOK_CLUSTER ? MOK_CLUSTER : e->blocks / MOK_CLUSTER * MOK_CLUSTER;
+    e->blocks = config->blocks && config->blocks < limits.units ? config->blocks : limits.units;
+    e->blocks = (uint32_t)mok_max_u64(mok_round_down(e->blocks, MOK_CLUSTER), MOK_CLUSTER);
     r = open_resources(e, message);
     if (r < 0) {
         cuda_close(e);
@@ -193,8 +193,6 @@ static void fill_schedule(struct mok_engine_layer *l) {
         .segments = (struct mok_cuda_segment *)(m + l->layout.segments),
         .chunks = (struct mok_cuda_chunk *)(m + l->layout.chunks),
         .macrobatches = (struct mok_cuda_macrobatch *)(m + l->layout.macrobatches),
-        .counts = (uint32_t *)(m + l->layout.counts),
-        .expert_row64 = (uint32_t *)(m + l->layout.expert_row64),
         .tasks = (struct mok_cuda_task *)(m + l->layout.tasks),
         .hidden_done = (uint32_t *)(m + l->layout.hidden_done),
         .pull_done = (uint32_t *)(m + l->layout.pull_done),
@@ -361,10 +359,6 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
         s->x[i] = args->peer[i].x;
     }
     s->slots = s->slot_first[spec->ep];
-    s->slots_per_block = (uint32_t)((s->slots + MOK_CUDA_MAX_BLOCKS * 1024u - 1) / (MOK_CUDA_MAX_BLOCKS * 1024u)) * 1024u;
-    s->slots_per_block = s->slots_per_block ? s->slots_per_block : 1024u;
-    s->blocks = (uint32_t)((s->slots + s->slots_per_block - 1) / s->slots_per_block);
-    s->blocks = s->blocks ? s->blocks : 1;
     s->shared_tokens = spec->shared_intermediate ? args->tokens : 0;
     s->shared_x = args->peer[spec->rank].x;
     if (mok_cuda_launch_schedule(s, stream) != 0)
@@ -385,7 +379,6 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
         .experts = l->plan.spec.experts,
         .sym_ids = (int32_t *)(own + l->plan.sym_ids),
         .sym_weight = (float *)(own + l->plan.sym_topk_weight),
-        .head = l->schedule.head,
         .report = l->engine->report,
     };
     return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
