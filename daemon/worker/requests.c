@@ -310,6 +310,7 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
         .ops = mok_engine_find(request->kind),
         .engine = { .index = request->cuda_device,
                     .threads = request->threads,
+                    .blocks = request->threads,
                     .chaos_delay_us = request->chaos_delay_us },
         .poll_us = request->poll_us,
         .chaos_delay_us = request->chaos_delay_us,
