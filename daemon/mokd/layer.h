@@ -32,6 +32,15 @@ struct mokd_layer {
     struct mokd_layer_part part[]; /* [group->size], by rank */
 };
 
+/* A rank of a layer as status shows it; borrows the group's strings. */
+struct mokd_layer_info {
+    Mok__LayerInfo info;
+    Mok__LayerSpec spec;
+    Mok__LayerMemory memory;
+};
+void mokd_layer_info(const struct mokd_layer *layer, uint32_t rank, struct mokd_layer_info *ret); /* its part is open */
+
+/* Group 0, and describing to an observer, need no session. */
 void mokd_layer_query(struct mokd_session *session, uint64_t id, const Mok__LayerQuery *request);
 void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__LayerCreate *request);
 void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__LayerBind *request);
