@@ -20,6 +20,7 @@
 #define BACKLOG 256
 #define ACCEPT_BATCH 32
 #define PAUSE_MS 100u
+#define LOCK_MS 500u
 #define COMPLAIN_EVERY_NS 5000000000ull
 
 struct mokd_listener {
@@ -155,6 +156,20 @@ static void write_owner(int fd, const char *path)
         mok_log(MOK_LOG_WARNING, "listener", "pid not written", "file=%s error=\"%s\"", path, strerror(errno));
 }
 
+/* A killed mokd's lock lives a moment longer in a child that it had forked and that has not yet become a worker. */
+static bool lock_within(int fd, unsigned ms)
+{
+    struct timespec pause = { .tv_nsec = 20 * 1000000 };
+
+    for (unsigned waited = 0;; waited += 20) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            return true;
+        if (waited >= ms)
+            return false;
+        nanosleep(&pause, NULL);
+    }
+}
+
 /* A file that was removed between our open and our flock locks nothing: then once more. */
 static int take_lock(struct mokd_listener *listener, struct mokd_error *error)
 {
@@ -165,7 +180,7 @@ static int take_lock(struct mokd_listener *listener, struct mokd_error *error)
         if (fd < 0)
             return mokd_error_set(error, errno == EACCES || errno == EPERM ? -MOK_EACCESS : -MOK_EIO,
                                   "%s cannot be opened: %s", listener->lock_path, strerror(errno));
-        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (!lock_within(fd, LOCK_MS)) {
             read_owner(fd, owner, sizeof(owner));
             return mokd_error_set(error, -MOK_EEXIST, "another mokd (pid %s) serves %s already",
                                   owner[0] ? owner : "unknown", listener->path);

@@ -198,7 +198,7 @@ void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct
     reply.text = (char *)error->text;
     if (session->state != MOKD_SESSION_CLOSING) {
         session->server->errors++;
-        mok_log(MOK_LOG_INFO, "request", "refused", "session=%" PRIu64 " uid=%u code=%s error=\"%s\"", session->id,
+        mok_log(MOK_LOG_DEBUG, "request", "refused", "session=%" PRIu64 " uid=%u code=%s error=\"%s\"", session->id,
                 session->peer.uid, mok_error_symbol(error->code), mok_log_text(clean, sizeof(clean), error->text));
     }
     send_reply(session, id, &reply, NULL, 0);
@@ -273,8 +273,8 @@ static void on_ready(uv_poll_t *poll, int status, int events)
         meet_doom(session);
         return;
     }
-    if (status < 0) {
-        mokd_session_close(session, -MOK_EIO, "the socket failed");
+    if (status < 0) { /* it closed with replies of ours unread */
+        mokd_session_close(session, 0, "");
         return;
     }
     if (events & UV_WRITABLE) {

@@ -228,15 +228,16 @@ static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int cod
 
 void operations_fail_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank)
 {
-    if (group->code)
-        return;
-    group->code = code;
-    group->fault_rank = rank;
+    /* The first reason stays; but who has been let finish may have to stop now, because it is this rank that leaves. */
+    if (!group->code) {
+        group->code = code;
+        group->fault_rank = rank;
+    }
     worker_index_each(&d->tables.layers, node, next)
     {
         struct worker_layer *layer = worker_container_of(node, struct worker_layer, dispatch_node);
         if (layer->group == group)
-            fail_layer(d, layer, code);
+            fail_layer(d, layer, group->code);
     }
 }
 

@@ -50,7 +50,8 @@ static void write_config(const struct daemon *daemon, const char *config)
 static pid_t spawn(const struct daemon *daemon, const char *option, unsigned descriptors)
 {
     char program[512];
-    snprintf(program, sizeof(program), "%s/daemon/mokd/mokd", build_dir());
+    const char *other = getenv("MOK_TEST_MOKD");
+    snprintf(program, sizeof(program), "%s/%s", build_dir(), other ? other : "daemon/mokd/mokd");
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid > 0)

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,8 +54,10 @@ static void the_socket_of_a_killed_daemon_is_replaced(void **state)
     waitpid(daemon.pid, NULL, 0);
     assert_int_equal(stat(daemon.socket, &status), 0);
     pid_t second = fork();
-    if (second == 0)
+    if (second == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         _exit(daemon_run_again(&daemon, NULL));
+    }
     for (int waited = 0; waited < 5000 && !log_says(&daemon, "stale socket removed"); waited += 5)
         sleep_ms(5);
     sleep_ms(50);
