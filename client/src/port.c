@@ -110,8 +110,8 @@ static int ask_for_queue(mok_session *session, Mok__Request *request, struct con
             return r;
         if (mok_now_ns() >= deadline)
             return client_fail(MOK_ETIMEDOUT,
-                               "the queue to device %" PRIu32 " whose answer came too late is still there after %" PRIu64
-                               " ms",
+                               "the queue to device %" PRIu32
+                               " whose answer came too late is still there after %" PRIu64 " ms",
                                request->queue_open->device, session->timeout_ms);
         usleep(RETURN_US);
     }

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The plan of a layer through the whole stack: each choice that was overridden says so, libmok and mokctl tell the same,
- * what is told is what was charged, and no override changes a bit of the result.
+ * The plan of a layer through the whole stack: each choice that was overridden says so, libmok and mokctl tell the
+ * same, what is told is what was charged, and no override changes a bit of the result.
  */
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
-#include <cjson/cJSON.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

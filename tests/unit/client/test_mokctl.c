@@ -66,7 +66,8 @@ static void each_command_prints_its_table_and_exits_with_0(void **state)
     assert_says("1,-");
     assert_int_equal(mokctl("layer"), 0);
     assert_says("LAYER  GROUP  RANK  DEVICE  SESSION  HIDDEN  INTERMEDIATE  EXPERTS  TOPK  TOKENS  PRECISION");
-    assert_says("11     ep     1     1       7        2880    1440          128      4     8192    mxfp8-per128  8.0 PiB");
+    assert_says(
+        "11     ep     1     1       7        2880    1440          128      4     8192    mxfp8-per128  8.0 PiB");
     assert_int_equal(mokctl("status"), 0);
     assert_says("mxfp8-per128");
     assert_int_equal(mokctl("version"), 0);
@@ -90,8 +91,8 @@ static void a_name_cannot_talk_to_the_terminal(void **state)
 
 static void json_is_one_object_with_exact_numbers(void **state)
 {
-    static const char *const commands[] = { "status --json", "--json devices", "jobs --json", "groups --json",
-                                            "layer --json",  "version --json" };
+    static const char *const commands[] = { "status --json", "--json devices", "jobs --json",
+                                            "groups --json", "layer --json",   "version --json" };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
         assert_int_equal(mokctl(commands[i]), 0);
@@ -177,8 +178,9 @@ static void every_option_of_a_shape_reaches_mokd_and_json_has_the_memory(void **
 {
     uint32_t ep, device;
     (void)state;
-    assert_int_equal(mokctl(SHAPE " --json --ep 8 --device 1 --precision mxfp8-per32 --shared-intermediate 64 --clamp 7.5"
-                                  " --ring-bytes 9007199254740993 --minibatch-rows 384 --comm-units 16"),
+    assert_int_equal(mokctl(SHAPE
+                            " --json --ep 8 --device 1 --precision mxfp8-per32 --shared-intermediate 64 --clamp 7.5"
+                            " --ring-bytes 9007199254740993 --minibatch-rows 384 --comm-units 16"),
                      0);
     Mok__LayerSpec spec = fake_last_spec(&fake, &ep, &device);
     assert_int_equal(ep, 8);

@@ -181,9 +181,15 @@ static void a_query_without_a_group_plans_for_any_device_and_number_of_ranks(voi
     struct client observer, session;
     Mok__LayerSpec spec = make_spec();
     const struct mok_device_limits device = { .kind = MOK_DEVICE_HOST, .units = 1, .memory_bytes = 64 << 20 };
-    struct mok_layer_spec wanted = { .hidden = HIDDEN, .intermediate = INTERMEDIATE, .experts = EXPERTS, .topk = 2,
-                                     .ep = 4, .max_tokens = 16, .precision = MOK_MXFP8_PER128,
-                                     .ring_bytes = 1 << 20, .minibatch_rows = 64 };
+    struct mok_layer_spec wanted = { .hidden = HIDDEN,
+                                     .intermediate = INTERMEDIATE,
+                                     .experts = EXPERTS,
+                                     .topk = 2,
+                                     .ep = 4,
+                                     .max_tokens = 16,
+                                     .precision = MOK_MXFP8_PER128,
+                                     .ring_bytes = 1 << 20,
+                                     .minibatch_rows = 64 };
     struct mok_plan plan;
     char text[4096];
 
