@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-#include "../bf16.h"
-#include "../mx.h"
+#include "bf16.h"
+#include "mx.h"
 #include "../swiglu.h"
 
 /* Resolvers of clones run before a sanitizer is up, and clang does not export what it clones: those take the plain code. */
