@@ -194,6 +194,8 @@ int main(int argc, char **argv)
         return bench_queue(argc - 1, argv + 1);
     if (strcmp(argv[1], "layer") == 0)
         return bench_layer(argc - 1, argv + 1);
+    if (strcmp(argv[1], "engine") == 0)
+        return bench_engine(argc - 1, argv + 1);
     fprintf(stderr, "mok-bench: unknown command '%s'\n", argv[1]);
     return usage(stderr);
 }

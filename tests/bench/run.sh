@@ -16,5 +16,11 @@ mkdir -p "$out"
     "$bench" layer --json
     "$bench" layer --ep 2 --shape h1024-i2048 --json
 } > "$out/layer-host.jsonl"
+{
+    "$bench" layer --peer plain --json
+    "$bench" layer --peer plain --ep 2 --json
+    "$bench" layer --peer plain --ep 2 --routing hot-rank --shape h512-i1408 --json
+} > "$out/plain-host.jsonl"
+"$bench" engine --json > "$out/sweep-host.jsonl"
+"$bench" engine --sweep comm --threads 2 --json >> "$out/sweep-host.jsonl"
 tests/bench/tables.py
-cat "$out/queue.jsonl" "$out/layer-host.jsonl"

@@ -47,8 +47,10 @@ def layer(rs):
 
 
 def sweep(rs):
-    rows = [[r["shape"], r["op"], r["sweep"], str(r["setting"]), number(r["ms"]), number(r["relative"])] for r in rs]
-    return table(["shape", "op", "sweep", "setting", "ms", "over the plan's choice"], rows)
+    rows = [[r["sweep"], r["setting"], r["op"], str(r["ep"]), str(r["threads"]), number(r["ms"]), number(r["relative"]),
+             f"{r['schedule_share'] * 100:.2f} %", number(r["over_larger_part"])] for r in rs]
+    head = ["sweep", "setting", "op", "EP", "threads", "ms", "over the first setting", "schedule", "over larger part"]
+    return table(head, rows)
 
 
 def peer(rs):
