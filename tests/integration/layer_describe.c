@@ -3,8 +3,6 @@
  * The plan of a layer through the whole stack: each choice that was overridden says so, libmok and mokctl tell the
  * same, what is told is what was charged, and no override changes a bit of the result.
  */
-#include <cjson/cJSON.h>
-#include <cmocka.h>
 #include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+
+#include <cjson/cJSON.h>
+#include <cmocka.h>
 
 #include "stack.h"
 #include "workload.h"
