@@ -23,4 +23,8 @@ mkdir -p "$out"
 } > "$out/plain-host.jsonl"
 "$bench" engine --json > "$out/sweep-host.jsonl"
 "$bench" engine --sweep comm --threads 2 --json >> "$out/sweep-host.jsonl"
+dump=$(mktemp)
+trap 'rm -f "$dump"' EXIT
+tests/bench/with_mokd.sh "$build" "$build/client/examples/train_moe_lm" --ranks 1 --devices 0 --quiet --dump "$dump"
+"$bench" mxfp8 --dump "$dump" --json | sed "s|$dump|FILE|" > "$out/mxfp8.jsonl"
 tests/bench/tables.py

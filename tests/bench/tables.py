@@ -59,7 +59,12 @@ def peer(rs):
     return table(["shape", "op", "EP", "routing", "MoK ms", "plain all-to-all ms", "plain over MoK"], rows)
 
 
-MAKERS = {"queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+def mxfp8(rs):
+    rows = [[r["values"], r["rule"], number(r["value_error"], 6), number(r["product_error"], 6)] for r in rs]
+    return table(["values", "scale rule", "error of the values", "error of a product"], rows)
+
+
+MAKERS = {"mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):
