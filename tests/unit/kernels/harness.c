@@ -362,6 +362,8 @@ static void start_phase(struct operation *op, uint32_t r, enum mok_phase phase)
     assert_int_equal(h->ops->start(op->layer->engine_layer[r], &mine->args, phase), 0);
     h->busy[r] = mine;
     mine->pending = MOK_ACT_WAIT;
+    if (mine->abort_in == phase)
+        h->ops->abort(h->engine[r]);
 }
 
 static void complete(struct rank_operation *mine)

@@ -49,6 +49,7 @@ struct operation {
         uint32_t x_buffer, d_out_buffer; /* 0: none */
         int cancel;                      /* asked for before the operation begins; 0: no */
         bool absent;                     /* this rank never joins */
+        enum mok_phase abort_in;         /* abort the engine right after starting this phase; 0: no */
         struct mok_dispatch_op dispatch;
         enum mok_dispatch_action pending; /* asked for while the device was busy */
         bool begun, done;
