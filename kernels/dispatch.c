@@ -7,6 +7,7 @@
 _Static_assert(sizeof(struct mok_layer_flags) <= MOK_FLAGS_BYTES, "flags outgrow their page");
 _Static_assert(offsetof(struct mok_layer_flags, pushed) == 128, "one hot word a cache line pair");
 _Static_assert(offsetof(struct mok_layer_flags, sleeping) == 256, "one hot word a cache line pair");
+_Static_assert(offsetof(struct mok_layer_flags, cancel) == 384, "one hot word a cache line pair");
 
 void mok_dispatch_begin(struct mok_dispatch_op *op, uint64_t seq, const struct mok_op_info *info)
 {
@@ -24,9 +25,9 @@ void mok_dispatch_phase_done(struct mok_dispatch_op *op, const struct mok_op_res
     mok_dispatch_phase_done_inline(op, result);
 }
 
-int mok_dispatch_cancel(struct mok_dispatch_op *op, int code)
+int mok_dispatch_cancel(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, int code)
 {
-    return mok_dispatch_cancel_inline(op, code);
+    return mok_dispatch_cancel_inline(op, view, code);
 }
 
 uint32_t mok_dispatch_missing(const struct mok_dispatch_op *op, const struct mok_dispatch_view *view,

@@ -10,6 +10,10 @@
  * after all ranks pushed(n): so info(n) and the slots stay valid for as long as anyone can look.
  * An operation that fails takes the same road, so that all ranks see the same verdict. It is reached twice: from all
  * infos once all are ready, and from all push statuses once all have pushed; the lowest rank at fault is the one told.
+ *
+ * Cancel. Before a rank publishes ready(n), cancelling n makes its own info unwell. Later its info is constant, so it
+ * leaves cancel = n, which every other rank reads just before it publishes ready(n): that rank then publishes an unwell
+ * info. So a verdict is a function of the infos alone, and a cancel that crosses the last rank's ready has no effect.
  * The functions themselves are in dispatch_step.h, inline, for the host and for a CUDA device.
  */
 #ifndef MOK_KERNELS_DISPATCH_H
@@ -46,6 +50,8 @@ struct mok_layer_flags {
     uint8_t pad1[116];
     uint32_t sleeping; /* the worker of this rank sleeps: ring its doorbell after writing a flag */
     uint8_t pad2[124];
+    uint64_t cancel; /* highest sequence number that this rank wants cancelled although it has published ready of it */
+    uint8_t pad3[120];
     struct mok_op_info info;
 };
 
@@ -94,8 +100,13 @@ enum mok_dispatch_action mok_dispatch_step(struct mok_dispatch_op *op, const str
 /* Takes the outcome of the phase that the last action asked for; the next step goes on from there. */
 void mok_dispatch_phase_done(struct mok_dispatch_op *op, const struct mok_op_result *result);
 
-/* Before READY: makes the operation fail on all ranks with `code` (cancel). Returns -MOK_EBUSY once it is too late. */
-int mok_dispatch_cancel(struct mok_dispatch_op *op, int code);
+/*
+ * Makes the operation fail on all ranks: with `code` while this rank has not published ready; with -MOK_ECANCELED
+ * (argument MOK_ARG_RANKS, bad_value this rank) as soon as the ranks that are missing join, when it has. Peers need no
+ * wake-up: none acts on it before it joins. Returns -MOK_EBUSY once all ranks are ready; the operation then completes by
+ * itself, as it does when 0 was returned while the last rank was just becoming ready.
+ */
+int mok_dispatch_cancel(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, int code);
 
 /* Ranks that are not ready (before MAIN) or have not pushed (after): bit r % 64 of ret_mask[r / 64]. Returns the count. */
 uint32_t mok_dispatch_missing(const struct mok_dispatch_op *op, const struct mok_dispatch_view *view,

@@ -103,10 +103,26 @@ MOK_HD uint32_t mok_dispatch_missing_inline(const struct mok_dispatch_op *op, co
     return missing;
 }
 
+/* Takes over another rank's wish to cancel, while this rank's info is still its own to change. */
+MOK_HD void mok_dispatch_look_for_cancel(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
+{
+    uint32_t r;
+
+    for (r = 0; r < view->ep && op->info.status >= 0; r++) {
+        if (r == view->rank || mok_flag_load(&view->flags[r]->cancel) != op->seq)
+            continue;
+        op->info.status = -MOK_ECANCELED;
+        op->info.argument = MOK_ARG_RANKS;
+        op->info.bad_token = op->info.bad_slot = 0;
+        op->info.bad_value = r;
+    }
+}
+
 MOK_HD void mok_dispatch_publish_ready(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
 {
     struct mok_layer_flags *own = view->flags[view->rank];
 
+    mok_dispatch_look_for_cancel(op, view);
     own->info = op->info;
     mok_flag_store(&own->ready, op->seq);
     op->published = true;
@@ -235,13 +251,16 @@ MOK_HD void mok_dispatch_phase_done_inline(struct mok_dispatch_op *op, const str
     }
 }
 
-MOK_HD int mok_dispatch_cancel_inline(struct mok_dispatch_op *op, int code)
+MOK_HD int mok_dispatch_cancel_inline(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, int code)
 {
-    bool before_ready = op->state == MOK_ST_SUBMITTED || op->state == MOK_ST_PREPARING ||
-                        (op->state == MOK_ST_READY && !op->published);
-
-    if (!before_ready)
+    if (op->state > MOK_ST_READY)
         return -MOK_EBUSY;
+    if (op->state == MOK_ST_READY && op->published) {
+        if (mok_dispatch_missing_inline(op, view, NULL) == 0)
+            return -MOK_EBUSY;
+        mok_flag_store(&view->flags[view->rank]->cancel, op->seq);
+        return 0;
+    }
     if (op->info.status >= 0) {
         op->info.status = code;
         op->info.argument = 0;

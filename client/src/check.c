@@ -147,7 +147,7 @@ static int check_absent(const struct check_view *v)
         return client_fail(MOK_EARG, "%s has no buffer but offset %" PRIu64 " and bytes %" PRIu64 ", must be 0 then",
                            v->name, v->view->offset, v->view->bytes);
     if (v->required && v->bytes > 0)
-        return client_fail(MOK_EARG, "%s is absent, must have %" PRIu64 " bytes", v->name, v->bytes);
+        return client_fail(MOK_EBUFFER, "%s is absent, must have %" PRIu64 " bytes", v->name, v->bytes);
     return 0;
 }
 
@@ -202,7 +202,7 @@ static int check_overlaps(const struct check_view *views, size_t count, const st
     for (size_t i = 0; i < count; i++) {
         for (size_t j = 0; views[i].written && j < count; j++) {
             if (i != j && overlap(&regions[i], views[i].bytes, &regions[j], views[j].bytes))
-                return client_fail(MOK_EBUFFER,
+                return client_fail(MOK_EARG,
                                    "%s, which is written, overlaps %s in buffer %" PRIu32 ": %" PRIu64
                                    " bytes at %" PRIu64 " and %" PRIu64 " bytes at %" PRIu64,
                                    views[i].name, views[j].name, regions[i].buffer, views[i].bytes, regions[i].offset,

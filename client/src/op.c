@@ -47,12 +47,22 @@ struct use {
     struct check_view view;
 };
 
+/* Each buffer counts once, however many regions it holds. */
+static void note_buffer(struct submission *s, mok_buffer *buffer)
+{
+    size_t i = 0;
+
+    while (s->buffer[i] && s->buffer[i] != buffer)
+        i++;
+    s->buffer[i] = buffer;
+}
+
 /* Fills in regions and buffers, and submits. */
 static int submit(mok_layer *layer, struct submission *s, const struct use *uses, size_t count, mok_ticket *ret_ticket)
 {
     const mok_group *group = layer->group;
     const struct check_place place = { .session = group->session, .group = group, .device = group->device };
-    struct check_view views[MOK_REGION_COUNT];
+    struct check_view views[MOK_REGION_COUNT] = { 0 };
     struct mok_region regions[MOK_REGION_COUNT];
 
     for (size_t i = 0; i < count; i++)
@@ -62,7 +72,8 @@ static int submit(mok_layer *layer, struct submission *s, const struct use *uses
         return r;
     for (size_t i = 0; i < count; i++) {
         s->sqe.region[uses[i].slot] = regions[i];
-        s->buffer[uses[i].slot] = regions[i].buffer ? views[i].view->buffer : NULL;
+        if (regions[i].buffer)
+            note_buffer(s, views[i].view->buffer);
     }
     s->layer = layer;
     s->sqe.layer = layer->id;

@@ -24,10 +24,10 @@ struct port *port_of(mok_session *session, mok_ticket ticket);
 void port_close(struct port *port);
 
 struct submission {
-    struct mok_sqe sqe; /* but for user_data */
-    uint32_t queue;     /* that the submission is meant for; 0: whichever is there */
-    mok_layer *layer;   /* NULL: none */
-    mok_buffer *buffer[MOK_REGION_COUNT];
+    struct mok_sqe sqe;                   /* but for user_data */
+    uint32_t queue;                       /* that the submission is meant for; 0: whichever is there */
+    mok_layer *layer;                     /* NULL: none */
+    mok_buffer *buffer[MOK_REGION_COUNT]; /* that the operation uses, each once */
 };
 
 /*

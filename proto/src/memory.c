@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -15,6 +16,9 @@
 
 /* Small enough that a signal, which makes the kernel undo the chunk, cannot hold us up for ever. */
 #define ALLOCATE_CHUNK (64u << 20)
+
+/* From here on it is worth a look whether the memory is there: the kernel would rather kill someone than say no. */
+#define LOOK_BEFORE (16u << 20)
 
 static int memory_error(int error)
 {
@@ -39,6 +43,22 @@ uint64_t mok_memory_round(uint64_t bytes)
     return mok_add_u64(bytes, MOK_MEMORY_PAGE - 1, &up) ? up & ~(uint64_t)(MOK_MEMORY_PAGE - 1) : 0;
 }
 
+/* What the kernel could hand out now; UINT64_MAX when it does not say. */
+static uint64_t available_bytes(void)
+{
+    unsigned long long kib = 0;
+    char line[128];
+
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (!file)
+        return UINT64_MAX;
+    bool found = false;
+    while (!found && fgets(line, sizeof(line), file))
+        found = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
+    fclose(file);
+    return found ? (uint64_t)kib * 1024 : UINT64_MAX;
+}
+
 static int allocate(int fd, uint64_t bytes)
 {
     for (uint64_t at = 0; at < bytes;) {
@@ -57,6 +77,8 @@ static int create(const char *name, uint64_t bytes, int seals, int *ret_fd)
 {
     if (bytes == 0 || bytes > INT64_MAX)
         return -MOK_ESIZE;
+    if (bytes >= LOOK_BEFORE && bytes > available_bytes())
+        return -MOK_ENOMEM;
     _cleanup_fd_ int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL) /* kernels before 6.3 */
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -100,8 +122,8 @@ int mok_memory_map(int fd, uint64_t bytes, unsigned flags, void **ret_address)
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return -MOK_EACCESS;
     int protection = PROT_READ | (flags & MOK_MAP_WRITE ? PROT_WRITE : 0);
-    void *address = mmap(NULL, (size_t)bytes, protection, MAP_SHARED | (flags & MOK_MAP_POPULATE ? MAP_POPULATE : 0),
-                         fd, 0);
+    void *address =
+        mmap(NULL, (size_t)bytes, protection, MAP_SHARED | (flags & MOK_MAP_POPULATE ? MAP_POPULATE : 0), fd, 0);
     if (address == MAP_FAILED)
         return memory_error(errno);
     *ret_address = address;

@@ -37,8 +37,10 @@ struct mok_queue {
     struct mok_ring_header *header;                      /* writable: mapped before the seal */
     struct mok_inflight_entry *inflight;
 };
-#define MOK_QUEUE_INIT { .control_fd = -1, .submit_fd = -1, .inflight_fd = -1, .doorbell_fd = -1 }
-
+#define MOK_QUEUE_INIT                                                                                                 \
+    {                                                                                                                  \
+        .control_fd = -1, .submit_fd = -1, .inflight_fd = -1, .doorbell_fd = -1                                        \
+    }
 /* All four counters start at `initial_counter`. -MOK_ERANGE, -MOK_ENOMEM, -MOK_EFDS, -MOK_EIO. */
 int mok_queue_create(uint32_t sq_entries, uint32_t initial_counter, struct mok_queue *ret_queue);
 void mok_queue_destroy(struct mok_queue *queue); /* closes, unmaps; fine on MOK_QUEUE_INIT and twice */
@@ -67,8 +69,8 @@ struct mok_queue_worker {
     struct mok_ring_header *header;
     struct mok_cqe *cqe;
     struct mok_inflight_entry *inflight;
-    const struct mok_ring_submit *submit; /* hostile */
-    const struct mok_sqe *sqe;            /* hostile */
+    const struct mok_ring_submit *submit;  /* hostile */
+    const struct mok_sqe *sqe;             /* hostile */
     uint32_t sq_head, cq_tail, cq_wakeups; /* the truth; the shared words are copies for the client */
     uint32_t free_count;
     uint32_t *free_slots;         /* [cq_entries]: slots of the in-flight table */

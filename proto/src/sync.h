@@ -38,7 +38,8 @@ static inline void mok_fence_full(void)
 /* Sleeps while *word == expected, until CLOCK_MONOTONIC reaches deadline_ns (0: no limit). 0 or -errno. */
 static inline int mok_futex_wait(const uint32_t *word, uint32_t expected, uint64_t deadline_ns)
 {
-    struct timespec until = { .tv_sec = (time_t)(deadline_ns / 1000000000u), .tv_nsec = (long)(deadline_ns % 1000000000u) };
+    struct timespec until = { .tv_sec = (time_t)(deadline_ns / 1000000000u),
+                              .tv_nsec = (long)(deadline_ns % 1000000000u) };
     long r = syscall(SYS_futex, word, FUTEX_WAIT_BITSET, expected, deadline_ns ? &until : NULL, NULL,
                      FUTEX_BITSET_MATCH_ANY);
     return r < 0 ? -errno : 0;

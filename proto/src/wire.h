@@ -14,8 +14,8 @@
 
 #include <protobuf-c/protobuf-c.h>
 
-#define MOK_WIRE_MAX_BYTES 65536u          /* of a packed message */
-#define MOK_WIRE_MAX_FDS 253u              /* of a packet; what Linux carries */
+#define MOK_WIRE_MAX_BYTES 65536u             /* of a packed message */
+#define MOK_WIRE_MAX_FDS 253u                 /* of a packet; what Linux carries */
 #define MOK_WIRE_MAX_UNPACKED (1024u * 1024u) /* memory that unpacking one message may take */
 
 /* Descriptors that came with a message. Whatever is still in here when it is closed, is closed. */
@@ -23,7 +23,10 @@ struct mok_wire_fds {
     size_t count;
     int fd[MOK_WIRE_MAX_FDS]; /* -1 once taken */
 };
-#define MOK_WIRE_FDS_INIT { .count = 0 }
+#define MOK_WIRE_FDS_INIT                                                                                              \
+    {                                                                                                                  \
+        .count = 0                                                                                                     \
+    }
 
 void mok_wire_fds_close(struct mok_wire_fds *fds);
 #define _cleanup_wire_fds_ __attribute__((cleanup(mok_wire_fds_close)))

@@ -17,7 +17,8 @@
  * moments only: mok_wait and the collective calls release the session while they sleep. Objects of a session must
  * not be used during or after mok_session_close. mok_last_error() is a thread's own.
  *
- * fork: a child must not use its parent's sessions; every call then returns -MOK_EFORK and changes nothing.
+ * fork: a child must not use its parent's sessions; every call then returns -MOK_EFORK and changes nothing. Buffers
+ * are not mapped in a child, and its parent's session ends with its parent. It may open a session of its own.
  *
  * Letters: T tokens of this rank, H hidden, I intermediate, E experts, K top-k, E_l = E / group size.
  * Tensors are dense, row-major. BF16 is the upper half of an IEEE 754 binary32.
@@ -61,14 +62,17 @@ typedef struct mok_session_options {
     size_t size;             /**< sizeof(mok_session_options) */
     const char *socket_path; /**< NULL: $MOK_SOCKET, else /run/mok/mokd.sock */
     const char *job;         /**< name for people, [A-Za-z0-9._-]{1,63}; NULL: the program's name */
-    uint32_t queue_entries;  /**< submissions that fit a queue, power of two in 4..4096; 0: 64 */
+    uint32_t queue_entries;  /**< operations a device may have in flight, power of two in 4..4096; 0: 64 */
     uint64_t timeout_ms;     /**< for the connection and each plain answer; 0: 30,000 */
 } mok_session_options;
 
 /**
- * Connects to mokd and opens a session.
+ * Connects to mokd and opens a session. `options` NULL: all defaults.
  * Errors: MOK_EDAEMON nobody listens; MOK_EVERSION; MOK_EQUOTA sessions of the user; MOK_ENAME job; MOK_ERANGE
- * queue_entries; MOK_EACCESS the socket is not ours to open.
+ * queue_entries, socket_path; MOK_EACCESS the socket is not ours to open; MOK_ETIMEDOUT mokd does not answer; MOK_EFDS.
+ *
+ * Any call that asks mokd something can also fail with MOK_EDAEMON (mokd is gone; this session is over), MOK_ESESSION
+ * (mokd ended this session; the sentence says why), MOK_ETIMEDOUT, MOK_EPROTO, MOK_ENOMEM, MOK_EARG (a NULL).
  */
 int mok_session_open(const mok_session_options *options, mok_session **ret_session);
 /** Closes the session; mokd frees all it owned. Operations in flight are dropped. NULL is fine. */
@@ -118,7 +122,8 @@ typedef struct mok_group_options {
 int mok_group_join(mok_session *session, const mok_group_options *options, mok_group **ret_group);
 /**
  * Leaves; frees the layers and symmetric buffers of this rank. Other ranks' operations that need this rank end with
- * MOK_EPEER. NULL is fine. The group's layers and symmetric buffers must not be used afterwards.
+ * MOK_EPEER. NULL is fine. The group, its layers and its symmetric buffers are gone afterwards, also when mokd
+ * answered with an error; operations in flight keep their tickets.
  */
 int mok_group_leave(mok_group *group);
 
@@ -132,10 +137,11 @@ int mok_group_leave(mok_group *group);
 int mok_buffer_alloc_symmetric(mok_group *group, uint64_t bytes, uint64_t timeout_ms, mok_buffer **ret_buffer);
 /** Allocates `bytes` (> 0) that only this rank's device reads and writes. Zeroed. Not collective. */
 int mok_buffer_alloc_private(mok_session *session, uint32_t device, uint64_t bytes, mok_buffer **ret_buffer);
-/** Frees; -MOK_EBUSY while an operation or a layer's binding uses it. NULL is fine. */
+/** Frees; -MOK_EBUSY while an operation or a layer's binding uses it; gone after any other error. NULL is fine. */
 int mok_buffer_free(mok_buffer *buffer);
-/** Address in this process; host devices: ordinary memory. 2 MiB-aligned is not promised, 4 KiB is. */
+/** Address here, NULL in a forked child; host devices: ordinary memory. 2 MiB-aligned is not promised, 4 KiB is. */
 void *mok_buffer_data(const mok_buffer *buffer);
+/** Bytes as they were asked for. */
 uint64_t mok_buffer_size(const mok_buffer *buffer);
 
 /** A region of a buffer. {NULL, 0, 0} means absent. `bytes` 0 with a buffer: up to the buffer's end. */
@@ -178,7 +184,7 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  * differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
  */
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
-/** Destroys; -MOK_EBUSY while operations are in flight. NULL is fine. */
+/** Destroys; -MOK_EBUSY while operations are in flight; after any other error it is gone. NULL is fine. */
 int mok_layer_destroy(mok_layer *layer);
 /** Copies the plan, "what = value (reason)" lines, and returns the length without the terminator, as snprintf. */
 int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacity);
@@ -200,7 +206,8 @@ typedef struct mok_layer_params {
 
 /**
  * Binds parameters; replaces the earlier binding whole. -MOK_EBUSY while operations of the layer are in flight.
- * Errors: MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER name the parameter.
+ * Errors: MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER, MOK_EDTYPE (a scale with MOK_BF16), MOK_EARG (a gradient that
+ * overlaps another parameter, a shared one without a shared expert) name the parameter. The earlier binding stays then.
  */
 int mok_layer_bind(mok_layer *layer, const mok_layer_params *params);
 
@@ -243,13 +250,18 @@ typedef struct mok_backward_args {
 /**
  * Submits; never blocks. All ranks of the group submit the same sequence of operations on a layer; layers are
  * independent of each other. The views' memory belongs to the operation until it has completed.
- * Errors found at once: MOK_EARG, MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER, MOK_EAGAIN (queue full: reap).
+ * Errors found at once: MOK_EARG, MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER, MOK_ESTATE (not bound), MOK_EBUSY
+ * (being bound), MOK_EAGAIN (queue_entries operations are in flight or have results that nobody asked for yet: reap),
+ * and what ended the group or the session. With 0 tokens only the context is needed.
  * Errors that complete the operation: the same, and MOK_EEXPERT (rank, token and slot of the first bad id; nothing is
  * written, all ranks get it), MOK_EMISMATCH, MOK_EPEER, MOK_EWORKER, MOK_ETIMEDOUT, MOK_ECANCELED, MOK_EDAEMON.
  */
 int mok_layer_forward(mok_layer *layer, const mok_forward_args *args, mok_ticket *ret_ticket);
 int mok_layer_backward(mok_layer *layer, const mok_backward_args *args, mok_ticket *ret_ticket);
-/** Submits an operation that does nothing, to the worker of `device`. */
+/**
+ * Submits an operation that does nothing, to the worker of `device`. The first use of a device, and the first after its
+ * worker restarted, asks mokd for a queue and waits for that.
+ */
 int mok_nop(mok_session *session, uint32_t device, mok_ticket *ret_ticket);
 
 /** What an operation came to. */
@@ -272,7 +284,8 @@ typedef struct mok_result {
 int mok_poll(mok_session *session, mok_ticket ticket, mok_result *ret_result);
 int mok_wait(mok_session *session, mok_ticket ticket, int64_t timeout_ns, mok_result *ret_result);
 /**
- * Asks that the operation end early: it then completes with -MOK_ECANCELED on all ranks.
+ * Asks that the operation end early: it then completes with -MOK_ECANCELED on all ranks, as soon as the ranks that have
+ * not joined it do. If the last of them joins at the same moment, it may run normally. Waits for the worker's answer.
  * -MOK_EBUSY: too late, all ranks have joined and it will complete by itself. -MOK_ENOENT: completed or unknown.
  */
 int mok_cancel(mok_session *session, mok_ticket ticket);

@@ -336,7 +336,7 @@ static void begin(struct operation *op, uint32_t r)
         poison(layer->private_memory[r].data, layer->private_memory[r].bytes);
     mok_dispatch_begin(&mine->dispatch, info.seq, &info);
     if (mine->cancel)
-        assert_int_equal(mok_dispatch_cancel(&mine->dispatch, mine->cancel), 0);
+        assert_int_equal(mok_dispatch_cancel(&mine->dispatch, &layer->view[r], mine->cancel), 0);
     mine->begun = true;
 }
 

@@ -16,6 +16,7 @@
 
 #include "dispatch.h"
 #include "engine.h"
+#include "mok/ring_abi.h"
 #include "rng.h"
 
 #define MAX_RANKS 6
@@ -216,6 +217,14 @@ static void act(struct sim *sim, uint32_t r, enum mok_dispatch_action action)
     }
 }
 
+static bool all_ready(const struct sim *sim, uint64_t seq)
+{
+    for (uint32_t r = 0; r < sim->ranks; r++)
+        if (sim->rank[r].flags->ready < seq)
+            return false;
+    return true;
+}
+
 /* One event on rank r. */
 static void sim_event(struct sim *sim, uint32_t r)
 {
@@ -234,11 +243,11 @@ static void sim_event(struct sim *sim, uint32_t r)
         mok_dispatch_begin(&rank->op, rank->seq, &sim->script[rank->seq][r].info);
         rank->begun = true;
     } else if (sim->script[rank->seq][r].cancel_code && !rank->canceled && rng_below(&sim->rng, 3) == 0) {
-        bool early = rank->flags->ready < rank->seq;
-        int code = mok_dispatch_cancel(&rank->op, sim->script[rank->seq][r].cancel_code);
-        assert_int_equal(code, early ? 0 : -MOK_EBUSY);
+        bool joined = all_ready(sim, rank->seq);
+        int code = mok_dispatch_cancel(&rank->op, &rank->view, sim->script[rank->seq][r].cancel_code);
+        assert_int_equal(code, joined ? -MOK_EBUSY : 0);
         rank->canceled = true;
-        sim->script[rank->seq][r].canceled = early;
+        sim->script[rank->seq][r].canceled = !joined;
     } else if (rank->running && rng_below(&sim->rng, 2)) {
         struct mok_op_result result = phase_result(sim, r);
         mok_dispatch_phase_done(&rank->op, &result);
@@ -310,6 +319,12 @@ static void check_verdict(const struct sim *sim, uint64_t n)
     assert_true(fault < sim->ranks);
     assert_true(result->status < 0);
     const struct script *script = &sim->script[n][fault];
+    if (result->status == -MOK_ECANCELED && result->argument == MOK_ARG_RANKS) { /* joined what another had cancelled */
+        assert_in_range(result->bad_value, 0, sim->ranks - 1);
+        assert_int_not_equal(result->bad_value, fault);
+        assert_true(sim->script[n][result->bad_value].canceled);
+        return;
+    }
     assert_true(result->status == script->prepare_status || result->status == script->main_status ||
                 (script->canceled && result->status == script->cancel_code));
     if (result->status == -MOK_EEXPERT) {
@@ -369,7 +384,7 @@ static void a_rank_whose_main_fails_fails_all_and_nobody_reduces(void **state)
     }
 }
 
-static void cancel_before_ready_fails_all_ranks_and_later_is_refused(void **state)
+static void cancel_before_all_are_ready_fails_all_ranks_and_later_is_refused(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
@@ -473,6 +488,8 @@ struct thread_rank {
     uint32_t ranks;
     uint64_t *routing, *slots; /* [ranks], [ranks][ranks] */
     uint64_t wrong;
+    uint32_t cancel_chance; /* a cancel at one in so many looks; 0: none */
+    int32_t status[THREAD_OPS + 1];
     pthread_t thread;
 };
 
@@ -494,6 +511,7 @@ static void *thread_main(void *argument)
 {
     struct thread_rank *me = argument;
     struct mok_dispatch_op op;
+    struct rng rng = {me->view.rank + 1};
     bool moved;
 
     for (uint64_t n = 1; n <= THREAD_OPS; n++) {
@@ -501,6 +519,8 @@ static void *thread_main(void *argument)
         info.x_offset = n * 1000 + me->view.rank;
         mok_dispatch_begin(&op, n, &info);
         for (;;) {
+            if (me->cancel_chance && rng_below(&rng, me->cancel_chance) == 0)
+                mok_dispatch_cancel(&op, &me->view, -MOK_ECANCELED);
             enum mok_dispatch_action action = mok_dispatch_step(&op, &me->view, n, &moved);
             if (action == MOK_ACT_COMPLETE)
                 break;
@@ -511,34 +531,81 @@ static void *thread_main(void *argument)
             run_phase(me, action, n);
             mok_dispatch_phase_done(&op, &(struct mok_op_result){0});
         }
-        me->wrong += op.result.status != 0;
+        me->status[n] = op.result.status;
     }
     return NULL;
 }
 
-static void ranks_on_threads_see_each_others_memory_in_order(void **state)
+#define THREAD_RANKS 3
+static void run_on_threads(struct thread_rank rank[THREAD_RANKS], uint32_t cancel_chance)
 {
-    enum { RANKS = 3 };
-    static struct mok_layer_flags flags[RANKS];
-    uint64_t routing[RANKS] = {0}, slots[RANKS * RANKS] = {0};
-    struct thread_rank rank[RANKS];
+    static struct mok_layer_flags flags[THREAD_RANKS];
+    uint64_t routing[THREAD_RANKS] = {0}, slots[THREAD_RANKS * THREAD_RANKS] = {0};
 
-    (void)state;
     memset(flags, 0, sizeof(flags));
-    for (uint32_t r = 0; r < RANKS; r++) {
-        rank[r] = (struct thread_rank){.view = {.ep = RANKS, .rank = r}, .ranks = RANKS, .routing = routing,
-                                       .slots = slots};
-        for (uint32_t p = 0; p < RANKS; p++)
+    for (uint32_t r = 0; r < THREAD_RANKS; r++) {
+        rank[r] = (struct thread_rank){.view = {.ep = THREAD_RANKS, .rank = r}, .ranks = THREAD_RANKS,
+                                       .routing = routing, .slots = slots, .cancel_chance = cancel_chance};
+        for (uint32_t p = 0; p < THREAD_RANKS; p++)
             rank[r].view.flags[p] = &flags[p];
     }
-    for (uint32_t r = 0; r < RANKS; r++)
+    for (uint32_t r = 0; r < THREAD_RANKS; r++)
         assert_int_equal(pthread_create(&rank[r].thread, NULL, thread_main, &rank[r]), 0);
-    for (uint32_t r = 0; r < RANKS; r++) {
+    for (uint32_t r = 0; r < THREAD_RANKS; r++)
         pthread_join(rank[r].thread, NULL);
+    for (uint32_t r = 0; r < THREAD_RANKS; r++) {
         assert_int_equal(rank[r].wrong, 0);
         assert_int_equal(flags[r].ready, THREAD_OPS);
         assert_int_equal(flags[r].pushed, THREAD_OPS);
     }
+}
+
+static void ranks_on_threads_see_each_others_memory_in_order(void **state)
+{
+    static struct thread_rank rank[THREAD_RANKS];
+
+    (void)state;
+    run_on_threads(rank, 0);
+    for (uint32_t r = 0; r < THREAD_RANKS; r++)
+        for (uint64_t n = 1; n <= THREAD_OPS; n++)
+            assert_int_equal(rank[r].status[n], 0);
+}
+
+static void a_cancel_that_races_with_the_last_join_ends_the_same_way_on_all_ranks(void **state)
+{
+    static struct thread_rank rank[THREAD_RANKS];
+
+    (void)state;
+    run_on_threads(rank, 20);
+    for (uint64_t n = 1; n <= THREAD_OPS; n++)
+        for (uint32_t r = 0; r < THREAD_RANKS; r++) {
+            assert_int_equal(rank[r].status[n], rank[0].status[n]);
+            assert_true(rank[r].status[n] == 0 || rank[r].status[n] == -MOK_ECANCELED);
+        }
+}
+
+static void a_cancel_of_a_rank_that_waits_takes_effect_when_the_missing_rank_joins(void **state)
+{
+    struct sim sim;
+
+    (void)state;
+    sim_open(&sim, 3, 2, 12);
+    bring_to_ready(&sim, 0);
+    bring_to_ready(&sim, 2);
+    assert_int_equal(mok_dispatch_cancel(&sim.rank[2].op, &sim.rank[2].view, -MOK_ECANCELED), 0);
+    assert_int_equal(sim.rank[2].flags->info.status, 0); /* others may have read it */
+    sim.script[1][2].canceled = true;
+    bring_to_ready(&sim, 1);
+    assert_int_equal(mok_dispatch_cancel(&sim.rank[0].op, &sim.rank[0].view, -MOK_ECANCELED), -MOK_EBUSY);
+    sim_run(&sim);
+    check_verdict(&sim, 1);
+    assert_int_equal(sim.rank[0].result[1].status, -MOK_ECANCELED);
+    assert_int_equal(sim.rank[0].result[1].argument, MOK_ARG_RANKS);
+    assert_int_equal(sim.rank[0].result[1].bad_value, 2);
+    assert_int_equal(sim.rank[0].fault[1], 1);
+    check_verdict(&sim, 2);
+    assert_int_equal(sim.rank[0].result[2].status, 0);
+    sim_close(&sim);
 }
 
 int main(void)
@@ -547,11 +614,13 @@ int main(void)
         cmocka_unit_test(well_ranks_finish_in_any_interleaving),
         cmocka_unit_test(unwell_ranks_fail_the_operation_alike_everywhere_and_the_next_one_runs),
         cmocka_unit_test(a_rank_whose_main_fails_fails_all_and_nobody_reduces),
-        cmocka_unit_test(cancel_before_ready_fails_all_ranks_and_later_is_refused),
+        cmocka_unit_test(cancel_before_all_are_ready_fails_all_ranks_and_later_is_refused),
         cmocka_unit_test(ranks_that_disagree_get_mismatch_everywhere),
         cmocka_unit_test(joined_time_is_set_when_the_last_rank_is_ready_and_not_before),
         cmocka_unit_test(missing_ranks_are_named_beyond_the_first_64),
+        cmocka_unit_test(a_cancel_of_a_rank_that_waits_takes_effect_when_the_missing_rank_joins),
         cmocka_unit_test(ranks_on_threads_see_each_others_memory_in_order),
+        cmocka_unit_test(a_cancel_that_races_with_the_last_join_ends_the_same_way_on_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

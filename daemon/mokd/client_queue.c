@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client_queue.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "names.h"
+
+/* ------------------------------------------------------------------ the object */
+
+static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_device *device)
+{
+    struct mokd_queue *queue = calloc(1, sizeof(*queue));
+
+    if (!queue)
+        return NULL;
+    queue->session = session;
+    queue->device = device;
+    queue->ring = (struct mok_queue)MOK_QUEUE_INIT;
+    queue->id = mokd_server_next_id(session->server);
+    TAILQ_INSERT_TAIL(&session->queues, queue, link);
+    TAILQ_INSERT_TAIL(&device->queues, queue, device_link);
+    device->n_queues++;
+    return queue;
+}
+
+static void queue_free(struct mokd_queue *queue)
+{
+    queue->session->ops_done += queue->ops_done;
+    TAILQ_REMOVE(&queue->session->queues, queue, link);
+    TAILQ_REMOVE(&queue->device->queues, queue, device_link);
+    queue->device->n_queues--;
+    mok_queue_destroy(&queue->ring);
+    free(queue);
+}
+
+static struct mokd_queue *any_queue_of(const struct mokd_session *session, const struct mokd_device *device)
+{
+    struct mokd_queue *queue;
+
+    TAILQ_FOREACH(queue, &session->queues, link)
+        if (queue->device == device)
+            return queue;
+    return NULL;
+}
+
+struct mokd_queue *mokd_queue_of(const struct mokd_session *session, const struct mokd_device *device)
+{
+    struct mokd_queue *queue = any_queue_of(session, device);
+    return queue && queue->open && !queue->closing ? queue : NULL;
+}
+
+static struct mokd_queue *queue_by_id(const struct mokd_session *session, uint32_t id)
+{
+    struct mokd_queue *queue;
+
+    TAILQ_FOREACH(queue, &session->queues, link)
+        if (queue->id == id && queue->open)
+            return queue;
+    return NULL;
+}
+
+static struct mokd_queue *queue_at_device(struct mokd_device *device, uint32_t id)
+{
+    struct mokd_queue *queue;
+
+    TAILQ_FOREACH(queue, &device->queues, device_link)
+        if (queue->id == id && queue->open)
+            return queue;
+    return NULL;
+}
+
+/* ------------------------------------------------------------------ opening */
+
+static void hand_out(struct mokd_queue *queue)
+{
+    Mok__Reply reply = MOK__REPLY__INIT;
+    Mok__QueueOpenReply body = MOK__QUEUE_OPEN_REPLY__INIT;
+    int fds[] = { queue->ring.control_fd, queue->ring.submit_fd, queue->ring.doorbell_fd };
+
+    queue->open = true;
+    body.queue = queue->id;
+    body.control_bytes = queue->ring.layout.control_bytes;
+    body.submit_bytes = queue->ring.layout.submit_bytes;
+    reply.body_case = MOK__REPLY__BODY_QUEUE_OPEN;
+    reply.queue_open = &body;
+    mokd_call_reply(&queue->call, &reply, fds, ARRAY_SIZE(fds));
+}
+
+static void send_close(struct mokd_queue *queue, int code);
+
+/* The worker has mapped the queue, or not: only now may the control page be sealed and the client see it. */
+static void opened(void *cookie, uint32_t tag, const struct mokd_answer *answer)
+{
+    struct mokd_queue *queue = cookie;
+    struct mokd_call call = queue->call;
+    struct mokd_error error = { 0 };
+
+    (void)tag;
+    if (answer->code < 0) {
+        mokd_error_set(&error, answer->code, "queue on device %s: %s", queue->device->config->name, answer->text);
+        queue_free(queue);
+        mokd_call_fail(&call, &error);
+        return;
+    }
+    int r = mok_queue_seal(&queue->ring);
+    if (r < 0 || call.session->state == MOKD_SESSION_CLOSING) {
+        mokd_error_set(&error, r < 0 ? r : -MOK_ESESSION, "queue on device %s: %s", queue->device->config->name,
+                       mok_error_text(r < 0 ? r : -MOK_ESESSION));
+        send_close(queue, error.code);
+        mokd_call_fail(&call, &error);
+        return;
+    }
+    hand_out(queue);
+}
+
+static int check_open(struct mokd_session *session, const Mok__QueueOpen *request, struct mokd_device **ret_device,
+                      struct mokd_error *error)
+{
+    uint32_t bound = session->user->limits->queue_entries;
+
+    int r = mokd_device_find(session->server, request->device, ret_device, error);
+    if (r < 0)
+        return r;
+    if (!mok_is_power_of_two(request->entries) || request->entries < MOK_RING_MIN_ENTRIES ||
+        request->entries > MOK_RING_MAX_ENTRIES)
+        return mokd_error_set(error, -MOK_ERANGE, "entries = %u: must be a power of two in %u..%u", request->entries,
+                              MOK_RING_MIN_ENTRIES, MOK_RING_MAX_ENTRIES);
+    if (request->entries > bound)
+        return mokd_error_set(error, -MOK_EQUOTA, "entries = %u: user %s may have %u in a queue", request->entries,
+                              session->user->name, bound);
+    const struct mokd_queue *queue = any_queue_of(session, *ret_device);
+    if (queue)
+        return mokd_error_set(error, -MOK_EEXIST, "device = %u: the session has queue %u on it", request->device,
+                              queue->id);
+    return 0;
+}
+
+void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__QueueOpen *request)
+{
+    struct mokd_error error = { 0 };
+    struct mokd_device *device = NULL;
+
+    if (check_open(session, request, &device, &error) < 0) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    struct mokd_queue *queue = queue_new(session, device);
+    int r = queue ? mok_queue_create(request->entries, request->initial_counter, &queue->ring) : -MOK_ENOMEM;
+    if (r < 0) {
+        if (queue)
+            queue_free(queue);
+        mokd_error_set(&error, r, "entries = %u: no queue: %s", request->entries, mok_error_text(r));
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerQueueOpen body = MOK__WORKER_QUEUE_OPEN__INIT;
+    int fds[] = { queue->ring.control_fd, queue->ring.submit_fd, queue->ring.inflight_fd, queue->ring.doorbell_fd };
+    body.queue = queue->id;
+    body.session = session->id;
+    body.control_bytes = queue->ring.layout.control_bytes;
+    body.submit_bytes = queue->ring.layout.submit_bytes;
+    body.inflight_bytes = queue->ring.layout.inflight_bytes;
+    body.uid = session->user->uid;
+    message.body_case = MOK__WORKER_REQUEST__BODY_QUEUE_OPEN;
+    message.queue_open = &body;
+    queue->call = mokd_call_begin(session, id);
+    mokd_device_send(device, &message, fds, ARRAY_SIZE(fds), MOKD_WORKER_TIMEOUT_MS, opened, queue, 0);
+}
+
+/* ------------------------------------------------------------------ closing */
+
+static void closed(void *cookie, uint32_t tag, const struct mokd_answer *answer)
+{
+    struct mokd_queue *queue = cookie;
+    struct mokd_session *session = queue->session;
+
+    (void)tag;
+    (void)answer; /* closed by the worker, or the worker is dead: nobody serves it either way */
+    queue_free(queue);
+    mokd_session_unref(session);
+}
+
+static void send_close(struct mokd_queue *queue, int code)
+{
+    Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerQueueClose body = MOK__WORKER_QUEUE_CLOSE__INIT;
+
+    queue->closing = true;
+    body.queue = queue->id;
+    body.code = code;
+    message.body_case = MOK__WORKER_REQUEST__BODY_QUEUE_CLOSE;
+    message.queue_close = &body;
+    mokd_session_ref(queue->session);
+    mokd_device_send(queue->device, &message, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, closed, queue, 0);
+}
+
+void mokd_queues_close(struct mokd_session *session, int code)
+{
+    struct mokd_queue *queue, *next;
+
+    for (queue = TAILQ_FIRST(&session->queues); queue; queue = next) {
+        next = TAILQ_NEXT(queue, link);
+        if (queue->open && !queue->closing)
+            send_close(queue, code);
+    }
+}
+
+/* ------------------------------------------------------------------ what befalls them */
+
+static void recover(struct mokd_queue *queue)
+{
+    int owed = mok_queue_recover(&queue->ring, -MOK_EWORKER);
+
+    mok_queue_close(&queue->ring, -MOK_EWORKER);
+    mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d",
+            queue->id, queue->session->id, queue->device->config->name, owed);
+}
+
+void mokd_queues_recover(struct mokd_device *device)
+{
+    struct mokd_queue *queue, *next;
+
+    for (queue = TAILQ_FIRST(&device->queues); queue; queue = next) {
+        next = TAILQ_NEXT(queue, device_link);
+        if (!queue->open)
+            continue;
+        recover(queue);
+        if (!queue->closing) /* else the end of the request to close it frees it */
+            queue_free(queue);
+    }
+}
+
+void mokd_queue_broken(struct mokd_device *device, uint32_t id, int code, const char *text)
+{
+    struct mokd_queue *queue = queue_at_device(device, id);
+    char sentence[MOKD_TEXT_MAX];
+
+    if (!queue || queue->closing)
+        return;
+    snprintf(sentence, sizeof(sentence), "queue %u is broken: %s", id, text);
+    mokd_session_close(queue->session, code, sentence);
+}
+
+void mokd_queue_take_stats(struct mokd_device *device, const Mok__WorkerQueueStats *stats)
+{
+    struct mokd_queue *queue = queue_at_device(device, stats->queue);
+    if (queue)
+        queue->ops_done = stats->ops_done;
+}
+
+/* ------------------------------------------------------------------ questions */
+
+struct op_query {
+    struct mokd_call call;
+};
+
+static void op_answered(void *cookie, uint32_t tag, const struct mokd_answer *answer)
+{
+    struct op_query *query = cookie;
+    struct mokd_error error = { 0 };
+
+    (void)tag;
+    if (answer->code < 0) {
+        mokd_error_set(&error, answer->code, "%s", answer->text);
+        mokd_call_fail(&query->call, &error);
+    } else if (answer->reply->body_case != MOK__WORKER_REPLY__BODY_OP_QUERY) {
+        mokd_error_set(&error, -MOK_EINTERNAL, "the worker's answer fits no question");
+        mokd_call_fail(&query->call, &error);
+    } else {
+        Mok__Reply reply = MOK__REPLY__INIT;
+        reply.body_case = MOK__REPLY__BODY_OP_QUERY;
+        reply.op_query = answer->reply->op_query;
+        mokd_call_reply(&query->call, &reply, NULL, 0);
+    }
+    free(query);
+}
+
+void mokd_op_query(struct mokd_session *session, uint64_t id, const Mok__OpQuery *request)
+{
+    const struct mokd_queue *queue = queue_by_id(session, request->queue);
+    struct mokd_error error = { 0 };
+    struct op_query *query = NULL;
+
+    if (!queue)
+        mokd_error_set(&error, -MOK_ENOENT, "queue = %u: the session has no such queue", request->queue);
+    else if (!(query = calloc(1, sizeof(*query))))
+        mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+    if (!query) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
+    Mok__OpQuery body = MOK__OP_QUERY__INIT;
+    body.queue = request->queue;
+    body.user_data = request->user_data;
+    message.body_case = MOK__WORKER_REQUEST__BODY_OP_QUERY;
+    message.op_query = &body;
+    query->call = mokd_call_begin(session, id);
+    mokd_device_send(queue->device, &message, NULL, 0, MOKD_WORKER_TIMEOUT_MS, op_answered, query, 0);
+}

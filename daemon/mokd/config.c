@@ -1,0 +1,544 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+#include <sys/un.h>
+
+#include <ini.h>
+
+#include "kernels/layer.h"
+#include "mok/ring_abi.h"
+#include "names.h"
+
+/* inih's own line buffer; a longer line would reach it in pieces. */
+#define MAX_LINE 197
+
+enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_DEVICE };
+enum value_kind { VALUE_U32, VALUE_SIZE, VALUE_MODE, VALUE_PATH, VALUE_LEVEL, VALUE_DEVICE_KIND };
+
+struct parser {
+    const char *path;
+    mokd_config_report report;
+    void *cookie;
+    FILE *file;
+    struct mokd_config *config;
+    unsigned line;
+    unsigned errors;
+    enum section section;
+    char section_text[MAX_LINE + 1];
+    uint32_t seen;       /* keys of this section, by index in its table */
+    bool expect_key;     /* the line just handed to inih holds a key */
+    bool out_of_memory;
+    bool seen_daemon, seen_limits;
+};
+
+struct key {
+    const char *name;
+    enum value_kind kind;
+    size_t offset;
+    uint64_t min, max;
+};
+
+static const struct key daemon_keys[] = {
+    { "socket", VALUE_PATH, offsetof(struct mokd_config, socket), 1, sizeof(((struct sockaddr_un *)0)->sun_path) - 1 },
+    { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, socket_mode), 0600, 0777 },
+    { "log_level", VALUE_LEVEL, offsetof(struct mokd_config, log_level), 0, 0 },
+    { "worker", VALUE_PATH, offsetof(struct mokd_config, worker), 1, MOKD_PATH_MAX - 1 },
+    { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000 },
+};
+
+static const struct key limit_keys[] = {
+    { "bytes", VALUE_SIZE, offsetof(struct mokd_limits, bytes), 0, UINT64_MAX },
+    { "sessions", VALUE_U32, offsetof(struct mokd_limits, sessions), 1, 100000 },
+    { "groups", VALUE_U32, offsetof(struct mokd_limits, groups), 0, 100000 },
+    { "queue_entries", VALUE_U32, offsetof(struct mokd_limits, queue_entries), MOK_RING_MIN_ENTRIES,
+      MOK_RING_MAX_ENTRIES },
+    { "layers", VALUE_U32, offsetof(struct mokd_limits, layers), 0, 100000 },
+    { "buffers", VALUE_U32, offsetof(struct mokd_limits, buffers), 0, 100000 },
+};
+
+static const struct key device_keys[] = {
+    { "kind", VALUE_DEVICE_KIND, offsetof(struct mokd_device_config, kind), 0, 0 },
+    { "threads", VALUE_U32, offsetof(struct mokd_device_config, threads), 1, 1024 },
+    { "memory", VALUE_SIZE, offsetof(struct mokd_device_config, memory), 1u << 20, UINT64_MAX },
+    { "cuda", VALUE_U32, offsetof(struct mokd_device_config, cuda), 0, MOK_MAX_DEVICES - 1 },
+    { "chaos_delay_us", VALUE_U32, offsetof(struct mokd_device_config, chaos_delay_us), 0, 10000000 },
+};
+
+/* ------------------------------------------------------------------ reporting */
+
+__attribute__((format(printf, 2, 3))) static void complain(struct parser *parser, const char *format, ...)
+{
+    char what[512], sentence[1024];
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(what, sizeof(what), format, arguments);
+    va_end(arguments);
+    if (parser->line > 0)
+        snprintf(sentence, sizeof(sentence), "%s:%u: %s", parser->path, parser->line, what);
+    else
+        snprintf(sentence, sizeof(sentence), "%s: %s", parser->path, what);
+    parser->errors++;
+    parser->report(parser->cookie, sentence);
+}
+
+/* ------------------------------------------------------------------ values */
+
+int mokd_parse_size(const char *text, uint64_t *ret)
+{
+    static const char suffixes[] = "KMGT";
+    char *end;
+
+    if (!isdigit((unsigned char)*text))
+        return -MOK_EARG;
+    errno = 0;
+    uint64_t value = strtoull(text, &end, 10);
+    if (errno == ERANGE)
+        return -MOK_ERANGE;
+    if (*end) {
+        const char *suffix = strchr(suffixes, toupper((unsigned char)*end));
+        if (!suffix || end[1])
+            return -MOK_EARG;
+        if (!mok_mul_u64(value, (uint64_t)1 << (10 * (suffix - suffixes + 1)), &value))
+            return -MOK_ERANGE;
+    }
+    *ret = value;
+    return 0;
+}
+
+static void set_number(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    uint64_t value = 0;
+    bool is_size = key->kind == VALUE_SIZE;
+    int r = mokd_parse_size(text, &value);
+
+    if (r == -MOK_EARG || (!is_size && !isdigit((unsigned char)text[strlen(text) - 1]))) {
+        complain(parser, "[%s] %s = %s: not a number%s", parser->section_text, key->name, text,
+                 is_size ? " (bytes, or with a suffix K, M, G or T)" : "");
+        return;
+    }
+    if (r < 0 || value < key->min || value > key->max) {
+        complain(parser, "[%s] %s = %s: must be in %" PRIu64 "..%" PRIu64, parser->section_text, key->name, text,
+                 key->min, key->max);
+        return;
+    }
+    if (is_size)
+        *(uint64_t *)((char *)base + key->offset) = value;
+    else
+        *(uint32_t *)((char *)base + key->offset) = (uint32_t)value;
+}
+
+static void set_mode(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    char *end;
+    unsigned long mode = strtoul(text, &end, 8);
+
+    if (!isdigit((unsigned char)*text) || *end || mode < key->min || mode > key->max) {
+        complain(parser, "[%s] %s = %s: must be an octal mode in 0%o..0%o", parser->section_text, key->name, text,
+                 (unsigned)key->min, (unsigned)key->max);
+        return;
+    }
+    *(uint32_t *)((char *)base + key->offset) = (uint32_t)mode;
+}
+
+static void set_path(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    size_t length = strlen(text);
+
+    if (text[0] != '/') {
+        complain(parser, "[%s] %s = %s: must be an absolute path", parser->section_text, key->name, text);
+        return;
+    }
+    if (length > key->max) {
+        complain(parser, "[%s] %s = %s: %zu bytes long, at most %" PRIu64, parser->section_text, key->name, text,
+                 length, key->max);
+        return;
+    }
+    memcpy((char *)base + key->offset, text, length + 1);
+}
+
+/* Asks the planner, not the engines: mokd links none, so that it touches no device and starts no thread of theirs. */
+static bool has_engine(uint32_t kind)
+{
+    struct mok_layer_spec spec = { .hidden = 16, .intermediate = 16, .experts = 1, .topk = 1, .ep = 1, .max_tokens = 1,
+                                   .precision = MOK_BF16 };
+    struct mok_device_limits device = { .kind = kind, .units = 1, .memory_bytes = 1u << 30 };
+    struct mok_message message;
+    struct mok_plan plan;
+
+    return mok_plan_make(&spec, &device, &plan, NULL, 0, &message) != -MOK_ENODEV;
+}
+
+static void set_device_kind(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    static const uint32_t kinds[] = { MOK_DEVICE_HOST, MOK_DEVICE_CUDA };
+
+    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
+        if (strcmp(text, mok_device_kind_text(kinds[i])) != 0)
+            continue;
+        if (!has_engine(kinds[i]))
+            complain(parser, "[%s] kind = %s: this build of mokd has no %s engine", parser->section_text, text, text);
+        *(uint32_t *)((char *)base + key->offset) = kinds[i];
+        return;
+    }
+    complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
+}
+
+static void set_value(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    if (!*text) {
+        complain(parser, "[%s] %s: has no value", parser->section_text, key->name);
+        return;
+    }
+    switch (key->kind) {
+    case VALUE_U32:
+    case VALUE_SIZE:
+        set_number(parser, key, base, text);
+        return;
+    case VALUE_MODE:
+        set_mode(parser, key, base, text);
+        return;
+    case VALUE_PATH:
+        set_path(parser, key, base, text);
+        return;
+    case VALUE_DEVICE_KIND:
+        set_device_kind(parser, key, base, text);
+        return;
+    case VALUE_LEVEL:
+        if (mok_log_level_parse(text, (enum mok_log_level *)((char *)base + key->offset)) < 0)
+            complain(parser, "[%s] %s = %s: must be error, warning, notice, info or debug", parser->section_text,
+                     key->name, text);
+        return;
+    }
+}
+
+/* ------------------------------------------------------------------ sections */
+
+static void *grow(struct parser *parser, void *array, size_t count, size_t size)
+{
+    void *larger = reallocarray(array, count + 1, size);
+    if (!larger) {
+        parser->out_of_memory = true;
+        return NULL;
+    }
+    memset((char *)larger + count * size, 0, size);
+    return larger;
+}
+
+static enum section begin_device(struct parser *parser, const char *name)
+{
+    struct mokd_config *config = parser->config;
+
+    if (!mok_name_is_valid(name)) {
+        complain(parser, "[%s]: a device's name has 1..%d of the characters A-Z a-z 0-9 . _ -", parser->section_text,
+                 MOK_MAX_NAME);
+        return SECTION_BAD;
+    }
+    for (size_t i = 0; i < config->n_devices; i++) {
+        if (strcmp(config->devices[i].name, name) == 0) {
+            complain(parser, "[%s]: the device is there twice", parser->section_text);
+            return SECTION_BAD;
+        }
+    }
+    if (config->n_devices == MOK_MAX_DEVICES) {
+        complain(parser, "[%s]: at most %u devices", parser->section_text, MOK_MAX_DEVICES);
+        return SECTION_BAD;
+    }
+    struct mokd_device_config *devices = grow(parser, config->devices, config->n_devices, sizeof(*devices));
+    if (!devices)
+        return SECTION_BAD;
+    config->devices = devices;
+    struct mokd_device_config *device = &devices[config->n_devices++];
+    device->kind = MOK_DEVICE_HOST;
+    device->threads = 1;
+    memcpy(device->name, name, strlen(name) + 1);
+    return SECTION_DEVICE;
+}
+
+static bool user_to_uid(const char *name, uid_t *ret)
+{
+    char *end;
+    unsigned long number = strtoul(name, &end, 10);
+
+    if (isdigit((unsigned char)*name) && !*end && number < UINT32_MAX) {
+        *ret = (uid_t)number;
+        return true;
+    }
+    const struct passwd *entry = getpwnam(name);
+    if (!entry)
+        return false;
+    *ret = entry->pw_uid;
+    return true;
+}
+
+static enum section begin_user(struct parser *parser, const char *name)
+{
+    struct mokd_config *config = parser->config;
+    uid_t uid;
+
+    if (!*name || strlen(name) > MOK_MAX_NAME || !user_to_uid(name, &uid)) {
+        complain(parser, "[%s]: this machine knows no such user", parser->section_text);
+        return SECTION_BAD;
+    }
+    for (size_t i = 0; i < config->n_users; i++) {
+        if (config->users[i].uid == uid) {
+            complain(parser, "[%s]: the user is there twice", parser->section_text);
+            return SECTION_BAD;
+        }
+    }
+    struct mokd_user_config *users = grow(parser, config->users, config->n_users, sizeof(*users));
+    if (!users)
+        return SECTION_BAD;
+    config->users = users;
+    struct mokd_user_config *user = &users[config->n_users++];
+    user->uid = uid;
+    memcpy(user->name, name, strlen(name) + 1);
+    return SECTION_USER;
+}
+
+static enum section begin_once(struct parser *parser, bool *seen, enum section section)
+{
+    if (*seen) {
+        complain(parser, "[%s]: the section is there twice", parser->section_text);
+        return SECTION_BAD;
+    }
+    *seen = true;
+    return section;
+}
+
+static enum section begin_section(struct parser *parser)
+{
+    char *text = parser->section_text;
+
+    parser->seen = 0;
+    if (strcmp(text, "daemon") == 0)
+        return begin_once(parser, &parser->seen_daemon, SECTION_DAEMON);
+    if (strcmp(text, "limits") == 0)
+        return begin_once(parser, &parser->seen_limits, SECTION_LIMITS);
+    if (strncmp(text, "device ", 7) == 0)
+        return begin_device(parser, text + 7 + strspn(text + 7, " \t"));
+    if (strncmp(text, "user ", 5) == 0)
+        return begin_user(parser, text + 5 + strspn(text + 5, " \t"));
+    complain(parser, "[%s]: unknown section; known are [daemon], [limits], [user NAME] and [device NAME]", text);
+    return SECTION_BAD;
+}
+
+/* ------------------------------------------------------------------ lines */
+
+static const struct key *section_keys(const struct parser *parser, size_t *ret_count, void **ret_base)
+{
+    struct mokd_config *config = parser->config;
+
+    switch (parser->section) {
+    case SECTION_DAEMON:
+        *ret_count = ARRAY_SIZE(daemon_keys);
+        *ret_base = config;
+        return daemon_keys;
+    case SECTION_LIMITS:
+        *ret_count = ARRAY_SIZE(limit_keys);
+        *ret_base = &config->limits;
+        return limit_keys;
+    case SECTION_USER:
+        *ret_count = ARRAY_SIZE(limit_keys);
+        *ret_base = &config->users[config->n_users - 1].limits;
+        return limit_keys;
+    case SECTION_DEVICE:
+        *ret_count = ARRAY_SIZE(device_keys);
+        *ret_base = &config->devices[config->n_devices - 1];
+        return device_keys;
+    case SECTION_NONE:
+    case SECTION_BAD:
+        break;
+    }
+    return NULL;
+}
+
+/* inih's handler: one key = value. The section is the parser's own, since inih cuts long ones. */
+static int take_key(void *cookie, const char *section, const char *name, const char *value)
+{
+    struct parser *parser = cookie;
+    size_t count = 0;
+    void *base = NULL;
+
+    (void)section;
+    parser->expect_key = false;
+    if (parser->section == SECTION_NONE)
+        complain(parser, "%s = %s: stands before the first section", name, value);
+    const struct key *keys = section_keys(parser, &count, &base);
+    if (!keys)
+        return 1;
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(keys[i].name, name) != 0)
+            continue;
+        if (parser->seen & (1u << i)) {
+            complain(parser, "[%s] %s = %s: the key is there twice", parser->section_text, name, value);
+            return 1;
+        }
+        parser->seen |= 1u << i;
+        if (parser->section == SECTION_USER)
+            parser->config->users[parser->config->n_users - 1].given |= 1u << i;
+        set_value(parser, &keys[i], base, value);
+        return 1;
+    }
+    complain(parser, "[%s] %s = %s: unknown key", parser->section_text, name, value);
+    return 1;
+}
+
+/* A line without '=' reaches no handler: it is noticed when the next one is asked for. */
+static void check_last_line(struct parser *parser)
+{
+    if (parser->expect_key)
+        complain(parser, "neither a [section] nor a key = value");
+    parser->expect_key = false;
+}
+
+static void take_section_line(struct parser *parser, const char *line)
+{
+    const char *end = strchr(line, ']');
+
+    if (!end) {
+        complain(parser, "a section's name ends with ]");
+        parser->section = SECTION_BAD;
+        return;
+    }
+    snprintf(parser->section_text, sizeof(parser->section_text), "%.*s", (int)(end - line - 1), line + 1);
+    parser->section = begin_section(parser);
+}
+
+/* inih's reader: counts lines, and strips indentation, which inih would take for a continued value. */
+static char *read_line(char *buffer, int size, void *cookie)
+{
+    struct parser *parser = cookie;
+
+    check_last_line(parser);
+    if (!fgets(buffer, size, parser->file))
+        return NULL;
+    parser->line++;
+    if (!strchr(buffer, '\n') && strlen(buffer) > MAX_LINE) {
+        complain(parser, "the line is longer than %d bytes", MAX_LINE);
+        for (int c = fgetc(parser->file); c != EOF && c != '\n'; c = fgetc(parser->file))
+            ;
+        buffer[0] = '\0';
+    }
+    size_t indent = strspn(buffer, " \t");
+    memmove(buffer, buffer + indent, strlen(buffer + indent) + 1);
+    if (buffer[0] == '[')
+        take_section_line(parser, buffer);
+    else
+        parser->expect_key = buffer[0] && !strchr("#;\r\n", buffer[0]);
+    return buffer;
+}
+
+/* ------------------------------------------------------------------ the whole */
+
+static void fill_user_limits(struct mokd_config *config)
+{
+    for (size_t i = 0; i < config->n_users; i++) {
+        struct mokd_limits merged = config->limits;
+        for (size_t k = 0; k < ARRAY_SIZE(limit_keys); k++) {
+            size_t offset = limit_keys[k].offset;
+            size_t size = limit_keys[k].kind == VALUE_SIZE ? sizeof(uint64_t) : sizeof(uint32_t);
+            if (config->users[i].given & (1u << k))
+                memcpy((char *)&merged + offset, (char *)&config->users[i].limits + offset, size);
+        }
+        config->users[i].limits = merged;
+    }
+}
+
+/* Devices that name no memory share half of the machine's. */
+static void fill_device_memory(struct mokd_config *config)
+{
+    struct sysinfo info;
+    uint64_t sharers = 0;
+
+    for (size_t i = 0; i < config->n_devices; i++)
+        sharers += config->devices[i].memory == 0;
+    if (sharers == 0 || sysinfo(&info) < 0)
+        return;
+    uint64_t half = (uint64_t)info.totalram * info.mem_unit / 2;
+    for (size_t i = 0; i < config->n_devices; i++)
+        if (config->devices[i].memory == 0)
+            config->devices[i].memory = half / sharers;
+}
+
+static void check_whole(struct parser *parser)
+{
+    struct mokd_config *config = parser->config;
+
+    parser->line = 0;
+    if (config->n_devices == 0)
+        complain(parser, "no [device NAME] section: mokd needs at least one device");
+    for (size_t i = 0; i < config->n_devices; i++)
+        for (size_t j = 0; j < i; j++)
+            if (config->devices[i].kind == MOK_DEVICE_CUDA && config->devices[j].kind == MOK_DEVICE_CUDA &&
+                config->devices[i].cuda == config->devices[j].cuda)
+                complain(parser, "[device %s] cuda = %u: [device %s] has this CUDA device already",
+                         config->devices[i].name, config->devices[i].cuda, config->devices[j].name);
+}
+
+static void set_defaults(struct mokd_config *config)
+{
+    *config = (struct mokd_config){
+        .socket_mode = 0666,
+        .log_level = MOK_LOG_INFO,
+        .poll_us = 0,
+        .limits = { .bytes = UINT64_MAX, .sessions = 64, .groups = 64, .queue_entries = 1024, .layers = 1024,
+                    .buffers = 4096 },
+    };
+}
+
+int mokd_config_load(const char *path, mokd_config_report report, void *cookie, struct mokd_config *ret)
+{
+    struct mokd_config config;
+    struct parser parser = { .path = path, .report = report, .cookie = cookie, .config = &config };
+
+    set_defaults(&config);
+    parser.file = fopen(path, "re");
+    if (!parser.file) {
+        int error = errno;
+        complain(&parser, "cannot be read: %s", strerror(error));
+        return error == ENOENT ? -MOK_ENOENT : error == EACCES ? -MOK_EACCESS : -MOK_EIO;
+    }
+    ini_parse_stream(read_line, &parser, take_key, &parser);
+    check_last_line(&parser);
+    if (ferror(parser.file))
+        complain(&parser, "cannot be read to its end");
+    fclose(parser.file);
+    check_whole(&parser);
+    if (parser.out_of_memory)
+        complain(&parser, "out of memory");
+    if (parser.errors > 0) {
+        mokd_config_release(&config);
+        return -MOK_EARG;
+    }
+    fill_user_limits(&config);
+    fill_device_memory(&config);
+    *ret = config;
+    return 0;
+}
+
+void mokd_config_release(struct mokd_config *config)
+{
+    free(config->users);
+    free(config->devices);
+    config->users = NULL;
+    config->devices = NULL;
+    config->n_users = config->n_devices = 0;
+}
+
+const struct mokd_limits *mokd_config_limits(const struct mokd_config *config, uid_t uid)
+{
+    for (size_t i = 0; i < config->n_users; i++)
+        if (config->users[i].uid == uid)
+            return &config->users[i].limits;
+    return &config->limits;
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Groups: the ranks of one job that share experts. Names belong to a user.
+ *
+ *   FORMING --all ranks joined--> OPENING --all workers know it--> READY
+ *                                    |                               |
+ *                                    +--- a rank or worker goes -----+--> FAILED --all left--> gone
+ *
+ * A group never gets a rank back: once FAILED, its name is free and its ranks can only leave. A rank that goes while
+ * the group is FORMING just makes room.
+ */
+#ifndef MOKD_GROUP_H
+#define MOKD_GROUP_H
+
+#include "device.h"
+#include "session.h"
+
+struct mokd_collective;
+struct mokd_layer;
+
+enum mokd_group_state { MOKD_GROUP_FORMING, MOKD_GROUP_OPENING, MOKD_GROUP_READY, MOKD_GROUP_FAILED };
+
+struct mokd_member {
+    TAILQ_ENTRY(mokd_member) link; /* of the session's ranks */
+    struct mokd_group *group;
+    struct mokd_session *session;
+    struct mokd_device *device;
+    uint32_t rank;
+    struct mokd_call join, leave;
+    struct mokd_timer *deadline; /* of the join */
+    uint64_t timeout_ms;
+    uint64_t next_collective; /* index of its next collective call */
+    TAILQ_HEAD(, mokd_buffer) buffers; /* its copies of symmetric buffers */
+    bool opened;  /* its worker was told of the group */
+    bool leaving;
+    bool going;   /* being taken down at the workers */
+    struct mokd_gather gather;
+};
+
+struct mokd_group {
+    TAILQ_ENTRY(mokd_group) link;
+    struct mokd_server *server;
+    uint32_t id;
+    uid_t uid;
+    char name[MOK_MAX_NAME + 1];
+    enum mokd_group_state state;
+    char failure[MOKD_TEXT_MAX];
+    uint32_t fault_rank;
+    const struct mokd_device *lost; /* whose worker died, when that is the failure */
+    unsigned running; /* changes at the workers that are under way: nobody is taken down meanwhile */
+    TAILQ_HEAD(, mokd_collective) collectives; /* by index */
+    TAILQ_HEAD(, mokd_layer) layers;
+    struct mokd_gather gather; /* of OPENING */
+    uint32_t size, joined;
+    struct mokd_member *member[]; /* [size]; NULL: not there */
+};
+
+void mokd_group_join(struct mokd_session *session, uint64_t id, const Mok__GroupJoin *request);
+void mokd_group_leave(struct mokd_session *session, uint64_t id, const Mok__GroupLeave *request);
+
+/* The rank that a session is in a group; fails with MOK_ENOENT, or with why the group has failed. */
+int mokd_member_find(const struct mokd_session *session, uint32_t group, struct mokd_member **ret,
+                     struct mokd_error *error);
+/* What a rank of a failed group is told. */
+void mokd_member_failure(const struct mokd_member *member, struct mokd_error *error);
+
+/* A change at the workers begins and ends. The end may take down ranks that wait to leave, and free the group. */
+void mokd_group_run_begin(struct mokd_group *group);
+void mokd_group_run_end(struct mokd_group *group);
+/* Frees a group that nobody is in any more. */
+void mokd_group_collect(struct mokd_group *group);
+
+/* Session ends: joins are withdrawn and groups fail at once; later, when its calls have ended, its ranks leave. */
+void mokd_members_fail(struct mokd_session *session);
+void mokd_members_leave(struct mokd_session *session);
+
+/* The worker of a device is dead, or complains of a group. */
+void mokd_groups_device_lost(struct mokd_device *device, const char *text);
+void mokd_group_broken(struct mokd_device *device, uint32_t group, int code, uint32_t rank, const char *text);
+
+const char *mokd_group_state_text(enum mokd_group_state state);
+
+#endif

@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "layer.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "buffer.h"
+#include "client_queue.h"
+#include "collective.h"
+
+#define DESCRIBE_BYTES 16384
+
+/* ------------------------------------------------------------------ plans */
+
+static void spec_from_message(const Mok__LayerSpec *message, const struct mokd_member *member,
+                              struct mok_layer_spec *ret)
+{
+    *ret = (struct mok_layer_spec){
+        .hidden = message->hidden,
+        .intermediate = message->intermediate,
+        .experts = message->experts,
+        .topk = message->topk,
+        .ep = member->group->size,
+        .rank = member->rank,
+        .max_tokens = message->max_tokens,
+        .precision = message->precision,
+        .shared_intermediate = message->shared_intermediate,
+        .clamp = message->clamp,
+        .ring_bytes = message->ring_bytes,
+        .minibatch_rows = message->minibatch_rows,
+        .comm_units = message->comm_units,
+    };
+}
+
+static void spec_to_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret)
+{
+    *ret = (Mok__LayerSpec)MOK__LAYER_SPEC__INIT;
+    ret->hidden = spec->hidden;
+    ret->intermediate = spec->intermediate;
+    ret->experts = spec->experts;
+    ret->topk = spec->topk;
+    ret->max_tokens = spec->max_tokens;
+    ret->precision = spec->precision;
+    ret->shared_intermediate = spec->shared_intermediate;
+    ret->clamp = spec->clamp;
+    ret->ring_bytes = spec->ring_bytes;
+    ret->minibatch_rows = spec->minibatch_rows;
+    ret->comm_units = spec->comm_units;
+}
+
+static void memory_to_message(const struct mok_plan *plan, Mok__LayerMemory *ret)
+{
+    *ret = (Mok__LayerMemory)MOK__LAYER_MEMORY__INIT;
+    ret->symmetric_bytes = plan->symmetric_bytes;
+    ret->private_bytes = plan->private_bytes;
+    ret->context_full_bytes = plan->context_full_bytes;
+    ret->context_recompute_bytes = plan->context_recompute_bytes;
+}
+
+/* `describe`, if not NULL, has DESCRIBE_BYTES. */
+static int make_plan(const struct mok_layer_spec *spec, const struct mokd_device *device, struct mok_plan *ret,
+                     char *describe, struct mokd_error *error)
+{
+    struct mok_device_limits limits = {
+        .kind = device->config->kind,
+        .units = device->units,
+        .memory_bytes = device->config->memory,
+    };
+    struct mok_message message = { 0 };
+
+    int r = mok_plan_make(spec, &limits, ret, describe, describe ? DESCRIBE_BYTES : 0, &message);
+    return r < 0 ? mokd_error_set(error, r, "%s", message.text) : 0;
+}
+
+/* Peers find each other's rows by their own plan's offsets, so devices that plan differently do not go together. */
+static int check_same_map(const struct mokd_layer *layer, uint32_t rank, struct mokd_error *error)
+{
+    const struct mok_plan *first = &layer->part[0].plan, *other = &layer->part[rank].plan;
+
+    if (first->device.kind == other->device.kind && first->symmetric_bytes == other->symmetric_bytes &&
+        first->sym_ids == other->sym_ids && first->sym_topk_weight == other->sym_topk_weight &&
+        first->sym_slots == other->sym_slots && first->sym_weight_slots == other->sym_weight_slots)
+        return 0;
+    return mokd_error_set(error, -MOK_EMISMATCH,
+                          "ranks 0 and %u have devices that do not go together: the layer's symmetric workspace has "
+                          "%" PRIu64 " bytes on one and %" PRIu64 " on the other",
+                          rank, first->symmetric_bytes, other->symmetric_bytes);
+}
+
+void mokd_layer_query(struct mokd_session *session, uint64_t id, const Mok__LayerQuery *request)
+{
+    struct mokd_member *member = NULL;
+    struct mokd_error error = { 0 };
+    struct mok_layer_spec spec;
+    struct mok_plan plan;
+    _cleanup_free_ char *describe = calloc(1, DESCRIBE_BYTES);
+
+    int r = describe ? 0 : mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+    if (r == 0 && !request->spec)
+        r = mokd_error_set(&error, -MOK_EARG, "spec: missing");
+    if (r == 0)
+        r = mokd_member_find(session, request->group, &member, &error);
+    if (r == 0) {
+        spec_from_message(request->spec, member, &spec);
+        r = make_plan(&spec, member->device, &plan, describe, &error);
+    }
+    if (r < 0) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    Mok__Reply reply = MOK__REPLY__INIT;
+    Mok__LayerQueryReply body = MOK__LAYER_QUERY_REPLY__INIT;
+    Mok__LayerMemory memory;
+    memory_to_message(&plan, &memory);
+    body.memory = &memory;
+    body.describe = describe;
+    reply.body_case = MOK__REPLY__BODY_LAYER_QUERY;
+    reply.layer_query = &body;
+    struct mokd_call call = mokd_call_begin(session, id);
+    mokd_call_reply(&call, &reply, NULL, 0);
+}
+
+/* ------------------------------------------------------------------ the object */
+
+int mokd_layer_find(const struct mokd_session *session, uint32_t id, struct mokd_layer **ret_layer,
+                    struct mokd_member **ret_member, struct mokd_error *error)
+{
+    struct mokd_member *member;
+    struct mokd_layer *layer;
+
+    TAILQ_FOREACH(member, &session->members, link) {
+        TAILQ_FOREACH(layer, &member->group->layers, link) {
+            if (layer->id != id || !layer->ready || !layer->part[member->rank].open || member->leaving)
+                continue;
+            *ret_layer = layer;
+            *ret_member = member;
+            return 0;
+        }
+    }
+    return mokd_error_set(error, -MOK_ENOENT, "layer = %u: the session has no such layer", id);
+}
+
+static void unbind(struct mokd_layer_part *part)
+{
+    for (size_t i = 0; i < MOKD_PARAMS; i++) {
+        if (part->bound[i])
+            part->bound[i]->bindings--;
+        part->bound[i] = NULL;
+    }
+}
+
+/* Peers map the symmetric workspaces until they close the layer themselves, so these all go at the end. */
+static void layer_free(struct mokd_layer *layer)
+{
+    for (uint32_t rank = 0; rank < layer->group->size; rank++) {
+        mokd_storage_release(layer->part[rank].symmetric);
+        mokd_storage_release(layer->part[rank].private_memory);
+    }
+    TAILQ_REMOVE(&layer->group->layers, layer, link);
+    free(layer);
+}
+
+void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
+{
+    struct mokd_layer_part *part = &layer->part[member->rank];
+
+    if (!part->open)
+        return;
+    unbind(part);
+    mokd_storage_release(part->private_memory);
+    part->private_memory = NULL;
+    part->open = false;
+    part->busy = false;
+    member->session->n_layers--;
+    if (--layer->open_parts == 0)
+        layer_free(layer);
+}
+
+void mokd_member_layers_gone(struct mokd_member *member)
+{
+    struct mokd_layer *layer, *next;
+
+    for (layer = TAILQ_FIRST(&member->group->layers); layer; layer = next) {
+        next = TAILQ_NEXT(layer, link);
+        mokd_layer_part_gone(layer, member);
+    }
+}
+
+/* ------------------------------------------------------------------ creating */
+
+/* One creation by all ranks; calls by rank. */
+struct making {
+    struct mokd_gather gather;
+    struct mokd_group *group;
+    struct mokd_layer *layer;
+    struct mokd_error error;
+    struct mokd_call call[];
+};
+
+static void answer_made(struct making *job, uint32_t rank)
+{
+    const struct mokd_member *member = job->group->member[rank];
+    const struct mokd_queue *queue = mokd_queue_of(member->session, member->device);
+    Mok__Reply reply = MOK__REPLY__INIT;
+    Mok__LayerCreateReply body = MOK__LAYER_CREATE_REPLY__INIT;
+    Mok__LayerMemory memory;
+
+    memory_to_message(&job->layer->part[rank].plan, &memory);
+    body.layer = job->layer->id;
+    body.memory = &memory;
+    body.queue = queue ? queue->id : 0;
+    reply.body_case = MOK__REPLY__BODY_LAYER_CREATE;
+    reply.layer_create = &body;
+    mokd_call_reply(&job->call[rank], &reply, NULL, 0);
+}
+
+static void making_end(struct making *job)
+{
+    struct mokd_group *group = job->group;
+
+    if (job->error.code == 0) {
+        job->layer->ready = true;
+        for (uint32_t rank = 0; rank < group->size; rank++)
+            answer_made(job, rank);
+    }
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        if (!job->call[rank].session)
+            continue;
+        if (group->state == MOKD_GROUP_FAILED)
+            mokd_member_failure(group->member[rank], &job->error);
+        mokd_call_fail(&job->call[rank], &job->error);
+    }
+    free(job);
+    mokd_group_run_end(group);
+}
+
+static void unmade(struct mokd_gather *gather)
+{
+    struct making *job = (struct making *)gather;
+    struct mokd_group *group = job->group;
+
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        mokd_layer_part_gone(job->layer, group->member[rank]);
+    making_end(job);
+}
+
+static void close_message(const struct mokd_layer *layer, Mok__WorkerRequest *request, Mok__WorkerLayerClose *body)
+{
+    *request = (Mok__WorkerRequest)MOK__WORKER_REQUEST__INIT;
+    *body = (Mok__WorkerLayerClose)MOK__WORKER_LAYER_CLOSE__INIT;
+    body->layer = layer->id;
+    request->body_case = MOK__WORKER_REQUEST__BODY_LAYER_CLOSE;
+    request->layer_close = body;
+}
+
+static void unmake(struct making *job)
+{
+    Mok__WorkerRequest request;
+    Mok__WorkerLayerClose body;
+
+    mokd_gather_begin(&job->gather, unmade);
+    for (uint32_t rank = 0; rank < job->group->size; rank++) {
+        close_message(job->layer, &request, &body);
+        mokd_gather_send(&job->gather, job->group->member[rank]->device, &request, NULL, 0,
+                         MOKD_WORKER_DROP_TIMEOUT_MS, rank);
+    }
+    mokd_gather_end(&job->gather);
+}
+
+static void opened(struct mokd_gather *gather)
+{
+    struct making *job = (struct making *)gather;
+
+    if (gather->first.code < 0)
+        mokd_error_set(&job->error, gather->first.code, "rank %u: %.400s", gather->first_tag, gather->first.text);
+    else if (job->group->state == MOKD_GROUP_FAILED)
+        mokd_member_failure(job->group->member[0], &job->error);
+    if (job->error.code < 0)
+        unmake(job);
+    else
+        making_end(job);
+}
+
+static void send_open(struct making *job, uint32_t rank)
+{
+    const struct mokd_member *member = job->group->member[rank];
+    const struct mokd_queue *queue = mokd_queue_of(member->session, member->device);
+    const struct mokd_layer_part *part = &job->layer->part[rank];
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerLayerOpen body = MOK__WORKER_LAYER_OPEN__INIT;
+    Mok__LayerSpec spec;
+    Mok__LayerMemory memory;
+    int fds[MOK_MAX_EP + 1];
+
+    for (uint32_t r = 0; r < job->group->size; r++)
+        fds[r] = job->layer->part[r].symmetric->fd;
+    fds[job->group->size] = part->private_memory->fd;
+    spec_to_message(&part->plan.spec, &spec);
+    memory_to_message(&part->plan, &memory);
+    body.group = job->group->id;
+    body.layer = job->layer->id;
+    body.queue = queue ? queue->id : 0; /* 0: it ended meanwhile; the worker refuses */
+    body.session = member->session->id;
+    body.spec = &spec;
+    body.memory = &memory;
+    request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
+    request.layer_open = &body;
+    mokd_gather_send(&job->gather, member->device, &request, fds, job->group->size + 1, MOKD_WORKER_MAP_TIMEOUT_MS,
+                     rank);
+}
+
+/* From here on the parts count as open, whatever comes of it. */
+static void filled(void *cookie, const struct mokd_error *error)
+{
+    struct making *job = cookie;
+    struct mokd_group *group = job->group;
+
+    if (error->code < 0) {
+        job->error = *error;
+        layer_free(job->layer);
+        making_end(job);
+        return;
+    }
+    job->layer->open_parts = group->size;
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        job->layer->part[rank].open = true;
+        group->member[rank]->session->n_layers++;
+    }
+    mokd_gather_begin(&job->gather, opened);
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        send_open(job, rank);
+    mokd_gather_end(&job->gather);
+}
+
+static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mok_layer_spec *spec,
+                        struct mokd_error *error)
+{
+    struct mokd_member *member = layer->group->member[rank];
+    struct mokd_user *user = member->session->user;
+    struct mokd_layer_part *part = &layer->part[rank];
+
+    int r = make_plan(spec, member->device, &part->plan, NULL, error);
+    if (r == 0)
+        r = check_same_map(layer, rank, error);
+    if (r == 0 && member->session->n_layers >= user->limits->layers)
+        r = mokd_error_set(error, -MOK_EQUOTA, "layers: the session has %u, and may have %u",
+                           member->session->n_layers, user->limits->layers);
+    if (r == 0)
+        r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
+    if (r == 0)
+        r = mokd_storage_charge(user, member->device, part->plan.private_bytes, &part->private_memory, error);
+    return r;
+}
+
+static int making_begin(struct making *job, const struct mok_layer_spec *specs)
+{
+    struct mokd_group *group = job->group;
+    struct mokd_error error = { 0 };
+    _cleanup_free_ struct mokd_storage **list = calloc(2 * (size_t)group->size, sizeof(*list));
+    struct mokd_layer *layer = list ? calloc(1, sizeof(*layer) + group->size * sizeof(layer->part[0])) : NULL;
+
+    if (!layer)
+        return mokd_error_set(&job->error, -MOK_ENOMEM, "mokd is out of memory");
+    layer->group = group;
+    layer->id = mokd_server_next_id(group->server);
+    TAILQ_INSERT_TAIL(&group->layers, layer, link);
+    job->layer = layer;
+    int r = 0;
+    for (uint32_t rank = 0; rank < group->size && r == 0; rank++) {
+        r = prepare_part(layer, rank, &specs[rank], &error);
+        if (r < 0)
+            mokd_error_set(&job->error, r, "rank %u: %.400s", rank, error.text);
+        list[2 * rank] = layer->part[rank].symmetric;
+        list[2 * rank + 1] = layer->part[rank].private_memory;
+    }
+    if (r == 0) {
+        r = mokd_storage_fill(group->server, list, 2 * (size_t)group->size, filled, job);
+        if (r < 0)
+            mokd_error_set(&job->error, r, "mokd is out of memory");
+    }
+    if (r < 0)
+        layer_free(layer);
+    return r;
+}
+
+void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const struct mok_layer_spec *specs)
+{
+    struct making *job = calloc(1, sizeof(*job) + group->size * sizeof(job->call[0]));
+    struct mokd_error error = { 0 };
+
+    if (!job) {
+        mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+        for (uint32_t rank = 0; rank < group->size; rank++)
+            mokd_call_fail(&calls[rank], &error);
+        return;
+    }
+    job->group = group;
+    memcpy(job->call, calls, group->size * sizeof(job->call[0]));
+    mokd_group_run_begin(group);
+    if (making_begin(job, specs) < 0)
+        making_end(job);
+}
+
+/* What is wrong with a rank's own call is its own affair and no call at all; only sound ones are matched. */
+void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__LayerCreate *request)
+{
+    struct mokd_collective_params params = { .kind = MOKD_COLLECTIVE_LAYER };
+    struct mokd_member *member = NULL;
+    struct mokd_error error = { 0 };
+    struct mok_plan plan;
+
+    int r = mokd_member_find(session, request->group, &member, &error);
+    if (r == 0 && !request->spec)
+        r = mokd_error_set(&error, -MOK_EARG, "spec: missing");
+    if (r == 0) {
+        spec_from_message(request->spec, member, &params.spec);
+        r = make_plan(&params.spec, member->device, &plan, NULL, &error);
+    }
+    if (r == 0 && !mokd_queue_of(session, member->device))
+        r = mokd_error_set(&error, -MOK_ESTATE, "layer: the session has no queue on device %u, open one first",
+                           member->device->index);
+    if (r < 0) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    mokd_collective_call(member, id, &params, request->timeout_ms);
+}
+
+/* ------------------------------------------------------------------ binding, destroying, describing */
+
+/* A change to one part. The group keeps its ranks until it has ended. */
+struct change {
+    struct mokd_layer *layer;
+    struct mokd_member *member;
+    struct mokd_call call;
+    struct mokd_buffer *bound[MOKD_PARAMS];
+};
+
+static struct change *change_begin(struct mokd_session *session, uint64_t id, uint32_t layer_id,
+                                   struct mokd_error *error)
+{
+    struct mokd_layer *layer;
+    struct mokd_member *member;
+
+    if (mokd_layer_find(session, layer_id, &layer, &member, error) < 0)
+        return NULL;
+    if (layer->part[member->rank].busy) {
+        mokd_error_set(error, -MOK_EBUSY, "layer = %u: another change of it is under way", layer_id);
+        return NULL;
+    }
+    struct change *change = calloc(1, sizeof(*change));
+    if (!change) {
+        mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+        return NULL;
+    }
+    change->layer = layer;
+    change->member = member;
+    change->call = mokd_call_begin(session, id);
+    layer->part[member->rank].busy = true;
+    mokd_group_run_begin(layer->group);
+    return change;
+}
+
+/* Answers; the part may be gone by now. */
+static void change_end(struct change *change, const struct mokd_error *error)
+{
+    struct mokd_group *group = change->member->group;
+
+    if (error->code < 0)
+        mokd_call_fail(&change->call, error);
+    else
+        mokd_call_done(&change->call);
+    free(change);
+    mokd_group_run_end(group);
+}
+
+static void bound(void *cookie, uint32_t tag, const struct mokd_answer *answer)
+{
+    struct change *change = cookie;
+    struct mokd_layer_part *part = &change->layer->part[change->member->rank];
+    struct mokd_error error = { 0 };
+
+    (void)tag;
+    if (answer->code < 0) {
+        mokd_error_set(&error, answer->code, "layer = %u: %s", change->layer->id, answer->text);
+        for (size_t i = 0; i < MOKD_PARAMS; i++)
+            if (change->bound[i])
+                change->bound[i]->bindings--;
+    } else {
+        unbind(part);
+        memcpy(part->bound, change->bound, sizeof(part->bound));
+    }
+    part->busy = false;
+    change_end(change, &error);
+}
+
+void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__LayerBind *request)
+{
+    Mok__LayerParams none = MOK__LAYER_PARAMS__INIT;
+    struct mokd_error error = { 0 };
+    struct change *change = change_begin(session, id, request->layer, &error);
+
+    if (!change) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    struct mokd_layer_part *part = &change->layer->part[change->member->rank];
+    Mok__LayerParams *params = request->params ? request->params : &none;
+    if (mokd_layer_params_check(session, change->member->device, &part->plan, params, change->bound, &error) < 0) {
+        part->busy = false;
+        change_end(change, &error);
+        return;
+    }
+    for (size_t i = 0; i < MOKD_PARAMS; i++)
+        if (change->bound[i])
+            change->bound[i]->bindings++; /* from now on: nobody may free it while the worker is asked */
+    Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerLayerBind body = MOK__WORKER_LAYER_BIND__INIT;
+    body.layer = request->layer;
+    body.params = params;
+    message.body_case = MOK__WORKER_REQUEST__BODY_LAYER_BIND;
+    message.layer_bind = &body;
+    mokd_device_send(change->member->device, &message, NULL, 0, MOKD_WORKER_TIMEOUT_MS, bound, change, 0);
+}
+
+/* Every answer but "operations are in flight" means that the worker has it no more. */
+static void destroyed(void *cookie, uint32_t tag, const struct mokd_answer *answer)
+{
+    struct change *change = cookie;
+    struct mokd_error error = { 0 };
+
+    (void)tag;
+    if (answer->code == -MOK_EBUSY) {
+        change->layer->part[change->member->rank].busy = false;
+        mokd_error_set(&error, answer->code, "layer = %u: %s", change->layer->id, answer->text);
+    } else {
+        mokd_layer_part_gone(change->layer, change->member);
+    }
+    change_end(change, &error);
+}
+
+void mokd_layer_destroy(struct mokd_session *session, uint64_t id, const Mok__LayerDestroy *request)
+{
+    struct mokd_error error = { 0 };
+    struct change *change = change_begin(session, id, request->layer, &error);
+    Mok__WorkerRequest message;
+    Mok__WorkerLayerClose body;
+
+    if (!change) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    close_message(change->layer, &message, &body);
+    mokd_device_send(change->member->device, &message, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, destroyed, change, 0);
+}
+
+void mokd_layer_describe(struct mokd_session *session, uint64_t id, const Mok__LayerDescribe *request)
+{
+    struct mokd_layer *layer = NULL;
+    struct mokd_member *member = NULL;
+    struct mokd_error error = { 0 };
+    struct mok_plan plan;
+    _cleanup_free_ char *describe = calloc(1, DESCRIBE_BYTES);
+
+    int r = describe ? 0 : mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+    if (r == 0)
+        r = mokd_layer_find(session, request->layer, &layer, &member, &error);
+    if (r == 0)
+        r = make_plan(&layer->part[member->rank].plan.spec, member->device, &plan, describe, &error);
+    if (r < 0) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    Mok__Reply reply = MOK__REPLY__INIT;
+    Mok__LayerDescribeReply body = MOK__LAYER_DESCRIBE_REPLY__INIT;
+    body.text = describe;
+    reply.body_case = MOK__REPLY__BODY_LAYER_DESCRIBE;
+    reply.layer_describe = &body;
+    struct mokd_call call = mokd_call_begin(session, id);
+    mokd_call_reply(&call, &reply, NULL, 0);
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Layers: planned here (by kernels/), with their workspaces charged to the byte; run by the workers.
+ * A layer is one object of its group with a part a rank. A rank's private workspace goes with its part; the symmetric
+ * ones, which the peers map, go when the last part does.
+ */
+#ifndef MOKD_LAYER_H
+#define MOKD_LAYER_H
+
+/* The plan. Named through its folder, since this file has the same name. */
+#include "kernels/layer.h"
+
+#include "group.h"
+#include "storage.h"
+
+#define MOKD_PARAMS 15u /* regions of LayerParams */
+
+struct mokd_layer_part {
+    bool open; /* at its worker */
+    bool busy; /* a bind or a close is under way */
+    struct mok_plan plan;
+    struct mokd_storage *symmetric, *private_memory;
+    struct mokd_buffer *bound[MOKD_PARAMS]; /* NULL: not bound */
+};
+
+struct mokd_layer {
+    TAILQ_ENTRY(mokd_layer) link;
+    struct mokd_group *group;
+    uint32_t id;
+    uint32_t open_parts;
+    bool ready; /* all workers have it, clients may name it */
+    struct mokd_layer_part part[]; /* [group->size], by rank */
+};
+
+void mokd_layer_query(struct mokd_session *session, uint64_t id, const Mok__LayerQuery *request);
+void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__LayerCreate *request);
+void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__LayerBind *request);
+void mokd_layer_destroy(struct mokd_session *session, uint64_t id, const Mok__LayerDestroy *request);
+void mokd_layer_describe(struct mokd_session *session, uint64_t id, const Mok__LayerDescribe *request);
+
+/* All ranks of `group` have asked for a layer: takes over their calls, in rank order, and answers them. */
+void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const struct mok_layer_spec *specs);
+
+/* The worker has dropped the rank's part of every layer of the group. */
+void mokd_member_layers_gone(struct mokd_member *member);
+
+/* The part of a layer that the client of `session` can name; MOK_ENOENT. */
+int mokd_layer_find(const struct mokd_session *session, uint32_t id, struct mokd_layer **ret_layer,
+                    struct mokd_member **ret_member, struct mokd_error *error);
+/* A rank's part is closed at its worker. May free the layer. */
+void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member);
+
+/* layer_params.c: checks the regions of LayerParams against the layer and the session's buffers. */
+int mokd_layer_params_check(const struct mokd_session *session, const struct mokd_device *device,
+                            const struct mok_plan *plan, const Mok__LayerParams *params,
+                            struct mokd_buffer *ret_bound[MOKD_PARAMS], struct mokd_error *error);
+
+#endif

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "control.pb-c.h"
+#include "session.h"
+#include "timer.h"
+#include "wire.h"
+
+#define BACKLOG 256
+#define ACCEPT_BATCH 32
+#define PAUSE_MS 100u
+#define COMPLAIN_EVERY_NS 5000000000ull
+
+struct mokd_listener {
+    struct mokd_server *server;
+    uv_poll_t poll;
+    int fd, lock_fd;
+    int spare_fd; /* given up to accept, and turn away, a connection when there is no other descriptor left */
+    struct mokd_timer *pause;
+    uint64_t complained_ns;
+    char path[MOKD_PATH_MAX], lock_path[MOKD_PATH_MAX + 8];
+};
+
+static int open_spare(void)
+{
+    return open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+/* ------------------------------------------------------------------ accepting */
+
+static void on_connection(uv_poll_t *poll, int status, int events);
+
+static void resume(void *cookie)
+{
+    struct mokd_listener *listener = cookie;
+
+    mokd_timer_cancel(&listener->pause);
+    if (listener->spare_fd < 0)
+        listener->spare_fd = open_spare();
+    uv_poll_start(&listener->poll, UV_READABLE, on_connection);
+}
+
+static void pause_accepting(struct mokd_listener *listener)
+{
+    listener->pause = mokd_timer_start(&listener->server->loop, PAUSE_MS, resume, listener);
+    if (listener->pause)
+        uv_poll_stop(&listener->poll);
+}
+
+static void turn_one_away(struct mokd_listener *listener)
+{
+    Mok__Reply reply = MOK__REPLY__INIT;
+
+    listener->spare_fd = mok_close(listener->spare_fd);
+    int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0) {
+        reply.code = -MOK_EFDS;
+        reply.text = (char *)"mokd is at its descriptor limit";
+        mok_wire_send(fd, &reply.base, NULL, 0);
+        mok_close(fd);
+    }
+    listener->spare_fd = open_spare();
+}
+
+static const char *remedy(int error)
+{
+    switch (error) {
+    case EMFILE:
+        return "raise LimitNOFILE of mokd";
+    case ENFILE:
+        return "raise fs.file-max";
+    }
+    return "give the machine memory";
+}
+
+static void accept_failed(struct mokd_listener *listener, int error)
+{
+    uint64_t now = mok_now_ns();
+
+    if (error == EAGAIN || error == ECONNABORTED || error == EINTR)
+        return;
+    if (listener->complained_ns == 0 || now - listener->complained_ns > COMPLAIN_EVERY_NS) {
+        listener->complained_ns = now;
+        listener->server->errors++;
+        mok_log(MOK_LOG_ERROR, "listener", "connections are turned away", "error=\"%s\" remedy=\"%s\"", strerror(error),
+                remedy(error));
+    }
+    if ((error == EMFILE || error == ENFILE) && listener->spare_fd >= 0)
+        turn_one_away(listener);
+    pause_accepting(listener);
+}
+
+static void on_connection(uv_poll_t *poll, int status, int events)
+{
+    struct mokd_listener *listener = poll->data;
+
+    (void)status;
+    (void)events;
+    for (int i = 0; i < ACCEPT_BATCH; i++) {
+        int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) {
+            accept_failed(listener, errno);
+            return;
+        }
+        mokd_session_accept(listener->server, fd);
+    }
+}
+
+/* ------------------------------------------------------------------ the lock */
+
+static void read_owner(int fd, char *buffer, size_t size)
+{
+    ssize_t n = pread(fd, buffer, size - 1, 0);
+    buffer[n > 0 ? n : 0] = '\0';
+    buffer[strcspn(buffer, "\n")] = '\0';
+}
+
+static bool is_still_there(int fd, const char *path)
+{
+    struct stat ours, there;
+    return fstat(fd, &ours) == 0 && stat(path, &there) == 0 && ours.st_dev == there.st_dev &&
+           ours.st_ino == there.st_ino;
+}
+
+static void write_owner(int fd, const char *path)
+{
+    char owner[32];
+    int length = snprintf(owner, sizeof(owner), "%d\n", getpid());
+
+    if (ftruncate(fd, 0) < 0 || pwrite(fd, owner, (size_t)length, 0) < 0)
+        mok_log(MOK_LOG_WARNING, "listener", "pid not written", "file=%s error=\"%s\"", path, strerror(errno));
+}
+
+/* A file that was removed between our open and our flock locks nothing: then once more. */
+static int take_lock(struct mokd_listener *listener, struct mokd_error *error)
+{
+    char owner[32];
+
+    for (;;) {
+        _cleanup_fd_ int fd = open(listener->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+        if (fd < 0)
+            return mokd_error_set(error, errno == EACCES || errno == EPERM ? -MOK_EACCESS : -MOK_EIO,
+                                  "%s cannot be opened: %s", listener->lock_path, strerror(errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+            read_owner(fd, owner, sizeof(owner));
+            return mokd_error_set(error, -MOK_EEXIST, "another mokd (pid %s) serves %s already",
+                                  owner[0] ? owner : "unknown", listener->path);
+        }
+        if (!is_still_there(fd, listener->lock_path))
+            continue;
+        write_owner(fd, listener->lock_path);
+        listener->lock_fd = mok_take_fd(&fd);
+        return 0;
+    }
+}
+
+/* ------------------------------------------------------------------ the socket */
+
+/* Under systemd the directory is there; by hand it may not be. */
+static void make_directory(const char *path)
+{
+    char copy[MOKD_PATH_MAX];
+
+    snprintf(copy, sizeof(copy), "%s", path);
+    if (mkdir(dirname(copy), 0755) < 0 && errno != EEXIST)
+        mok_log(MOK_LOG_DEBUG, "listener", "directory not made", "socket=%s error=\"%s\"", path, strerror(errno));
+}
+
+/* Removes what is at the path, but only if it is a socket: the lock says that its mokd is dead. */
+static int clear_path(const char *path, struct mokd_error *error)
+{
+    struct stat status;
+
+    if (lstat(path, &status) < 0)
+        return errno == ENOENT ? 0 : mokd_error_set(error, -MOK_EIO, "%s: %s", path, strerror(errno));
+    if (!S_ISSOCK(status.st_mode))
+        return mokd_error_set(error, -MOK_EEXIST, "%s is there and is no socket; it stays", path);
+    if (unlink(path) < 0)
+        return mokd_error_set(error, -MOK_EACCESS, "%s cannot be removed: %s", path, strerror(errno));
+    mok_log(MOK_LOG_NOTICE, "listener", "stale socket removed", "socket=%s", path);
+    return 0;
+}
+
+static int bind_socket(const char *path, unsigned mode, int *ret_fd, struct mokd_error *error)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+    if (strlen(path) >= sizeof(address.sun_path))
+        return mokd_error_set(error, -MOK_ERANGE, "socket = %s: %zu bytes long, at most %zu", path, strlen(path),
+                              sizeof(address.sun_path) - 1);
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return mokd_error_set(error, -MOK_EIO, "no socket: %s", strerror(errno));
+    mode_t old = umask(0177); /* nobody else gets in before the mode is right */
+    int failure = bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 ? errno : 0;
+    umask(old);
+    if (failure)
+        return mokd_error_set(error, failure == EACCES ? -MOK_EACCESS : -MOK_EIO, "%s cannot be bound: %s", path,
+                              strerror(failure));
+    if (chmod(path, mode) < 0 || listen(fd, BACKLOG) < 0) {
+        mokd_error_set(error, -MOK_EIO, "%s cannot listen: %s", path, strerror(errno));
+        unlink(path);
+        return error->code;
+    }
+    *ret_fd = mok_take_fd(&fd);
+    return 0;
+}
+
+static void listener_free(struct mokd_listener *listener)
+{
+    mok_close(listener->fd);
+    mok_close(listener->spare_fd);
+    if (listener->lock_fd >= 0)
+        unlink(listener->lock_path); /* while it is ours */
+    mok_close(listener->lock_fd);
+    free(listener);
+}
+
+int mokd_listener_open(struct mokd_server *server, const char *path, unsigned mode, struct mokd_listener **ret,
+                       struct mokd_error *error)
+{
+    struct mokd_listener *listener = calloc(1, sizeof(*listener));
+
+    if (!listener)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    listener->server = server;
+    listener->fd = listener->lock_fd = listener->spare_fd = -1;
+    snprintf(listener->path, sizeof(listener->path), "%s", path);
+    snprintf(listener->lock_path, sizeof(listener->lock_path), "%s.lock", path);
+    make_directory(path);
+    int r = take_lock(listener, error);
+    if (r == 0)
+        r = clear_path(path, error);
+    if (r == 0)
+        r = bind_socket(path, mode, &listener->fd, error);
+    if (r == 0 && uv_poll_init(&server->loop, &listener->poll, listener->fd) < 0) {
+        unlink(path);
+        r = mokd_error_set(error, -MOK_EIO, "%s cannot be watched", path);
+    }
+    if (r < 0) {
+        listener_free(listener);
+        return r;
+    }
+    listener->poll.data = listener;
+    listener->spare_fd = open_spare();
+    uv_poll_start(&listener->poll, UV_READABLE, on_connection);
+    *ret = listener;
+    return 0;
+}
+
+static void poll_closed(uv_handle_t *handle)
+{
+    listener_free(handle->data);
+}
+
+void mokd_listener_close(struct mokd_listener *listener)
+{
+    if (!listener)
+        return;
+    mokd_timer_cancel(&listener->pause);
+    uv_poll_stop(&listener->poll);
+    unlink(listener->path);
+    uv_close((uv_handle_t *)&listener->poll, poll_closed);
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The supervisor as a whole: the loop and the lists of everything that lives in it. All of it belongs to the loop
+ * thread; only storage.c's jobs run elsewhere, and they see nothing of this. mokd never touches a device itself.
+ */
+#ifndef MOKD_SERVER_H
+#define MOKD_SERVER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <uv.h>
+
+#include "config.h"
+#include "util.h"
+
+#define MOKD_PROTOCOL 1u       /* of control.proto */
+#define MOKD_FEATURES 0ull
+#define MOKD_TEXT_MAX 512      /* bytes of a sentence in an answer */
+
+struct mokd_device;
+struct mokd_group;
+struct mokd_listener;
+struct mokd_session;
+struct mokd_user;
+
+TAILQ_HEAD(mokd_session_list, mokd_session);
+TAILQ_HEAD(mokd_user_list, mokd_user);
+TAILQ_HEAD(mokd_group_list, mokd_group);
+
+struct mokd_server {
+    uv_loop_t loop;
+    uv_signal_t sigterm, sigint, sighup;
+    const struct mokd_config *config;
+    struct mokd_listener *listener;
+    struct mokd_device **devices; /* [n_devices], by index */
+    size_t n_devices;
+    struct mokd_session_list sessions; /* every connection, also those that are closing */
+    struct mokd_user_list users;
+    struct mokd_group_list groups;
+    struct mokd_storage_queue *releases; /* storage.c */
+    uint8_t boot_id[16];
+    uint64_t started_ns;
+    uint64_t last_session;
+    uint32_t last_id;  /* of queues, groups, buffers and layers */
+    uint64_t errors;   /* requests refused, sessions ended by us, workers lost */
+    bool ids_wrapped;
+    bool stopping, workers_stopping, handles_closed;
+    struct mokd_timer *stop_deadline;
+};
+
+/* Listens, starts a worker a device and runs until SIGTERM or SIGINT. 0, or -MOK_E* with the reason logged. */
+int mokd_server_run(const struct mokd_config *config, const char *socket, const char *worker);
+
+/* A new id of a queue, group, buffer or layer; never 0, and never one of a thing that lives. */
+uint32_t mokd_server_next_id(struct mokd_server *server);
+
+/* Told by whoever goes away, so that an orderly stop knows when the next step is due. */
+void mokd_server_session_gone(struct mokd_server *server);
+void mokd_server_worker_gone(struct mokd_server *server);
+
+#endif

@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "session.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "buffer.h"
+#include "client_queue.h"
+#include "group.h"
+#include "names.h"
+#include "timer.h"
+
+#define GREETING_MS 10000u
+/* Connections of a user that are no session. */
+#define MAX_STRANGERS 128u
+/* Replies that may wait for a client that does not read. */
+#define MAX_UNREAD_BYTES (256u * 1024u)
+/* Requests of a session that wait for something. */
+#define MAX_CALLS 512u
+#define READ_BATCH 16
+
+/* ------------------------------------------------------------------ going away */
+
+static void advance_close(struct mokd_session *session);
+
+void mokd_session_ref(struct mokd_session *session)
+{
+    session->refs++;
+}
+
+void mokd_session_unref(struct mokd_session *session)
+{
+    if (--session->refs == 0)
+        advance_close(session);
+}
+
+static void uncount(struct mokd_session *session)
+{
+    if (session->counted)
+        session->user->sessions_used--;
+    else
+        session->user->strangers--;
+}
+
+static void session_free(struct mokd_session *session)
+{
+    struct mokd_server *server = session->server;
+
+    if (session->id)
+        mok_log(MOK_LOG_INFO, "session", "closed", "session=%" PRIu64 " ops=%" PRIu64, session->id, session->ops_done);
+    TAILQ_REMOVE(&server->sessions, session, link);
+    mokd_user_unref(session->user);
+    mok_close(session->peer.pidfd);
+    free(session);
+    mokd_server_session_gone(server);
+}
+
+/* Nothing refers to the session: the next step of its end may begin. */
+static void advance_close(struct mokd_session *session)
+{
+    unsigned step = session->close_step++;
+
+    session->refs++; /* the step itself, lest it be overtaken by what it starts */
+    if (step == 0)
+        mokd_members_leave(session);
+    else if (step == 1)
+        mokd_buffers_drop(session);
+    session->refs--;
+    if (session->refs > 0)
+        return;
+    if (step < 2)
+        advance_close(session);
+    else
+        session_free(session);
+}
+
+static void poll_closed(uv_handle_t *handle)
+{
+    struct mokd_session *session = handle->data;
+
+    session->fd = mok_close(session->fd);
+    mokd_session_unref(session);
+}
+
+static void log_end(const struct mokd_session *session, int code, const char *text)
+{
+    char clean[MOKD_TEXT_MAX];
+
+    if (!code) {
+        mok_log(MOK_LOG_DEBUG, "session", "client left", "session=%" PRIu64 " pid=%d", session->id, session->peer.pid);
+        return;
+    }
+    mok_log(session->server->stopping ? MOK_LOG_INFO : MOK_LOG_WARNING, "session", "ended by mokd",
+            "session=%" PRIu64 " uid=%u pid=%d code=%s error=\"%s\"", session->id, session->peer.uid,
+            session->peer.pid, mok_error_symbol(code), mok_log_text(clean, sizeof(clean), text));
+}
+
+void mokd_session_close(struct mokd_session *session, int code, const char *text)
+{
+    if (session->state == MOKD_SESSION_CLOSING)
+        return;
+    log_end(session, code, text);
+    if (code) {
+        Mok__Reply event = MOK__REPLY__INIT;
+        event.code = code;
+        event.text = (char *)text;
+        mokd_session_event(session, &event);
+        session->server->errors += !session->server->stopping;
+    }
+    session->state = MOKD_SESSION_CLOSING;
+    mokd_timer_cancel(&session->greeting);
+    mok_wire_queue_clear(&session->out);
+    uncount(session);
+    mokd_queues_close(session, code ? code : -MOK_ESESSION);
+    mokd_members_fail(session);
+    uv_poll_stop(&session->poll);
+    uv_close((uv_handle_t *)&session->poll, poll_closed);
+}
+
+/* ------------------------------------------------------------------ sending */
+
+static void on_ready(uv_poll_t *poll, int status, int events);
+
+static void watch(struct mokd_session *session, bool writable)
+{
+    uv_poll_start(&session->poll, UV_READABLE | UV_DISCONNECT | (writable ? UV_WRITABLE : 0), on_ready);
+}
+
+/* Nothing of it reaches the client that does not fit: a client that does not read ends, mokd does not grow. */
+static int transmit(struct mokd_session *session, Mok__Reply *reply, const int *fds, size_t count)
+{
+    int r = mok_wire_queue_send(&session->out, session->fd, &reply->base, fds, count);
+    if (r > 0)
+        watch(session, true);
+    return r < 0 ? r : 0;
+}
+
+/* Only marks the session: replies go out from the middle of group-wide changes, where no session may end. */
+static void transmit_failed(struct mokd_session *session, int code)
+{
+    if (session->doom)
+        return;
+    session->doom = code == -MOK_EQUOTA ? -MOK_ESESSION : code;
+    session->doom_text = code == -MOK_EQUOTA ? "the client does not read its replies" : mok_error_text(code);
+    shutdown(session->fd, SHUT_RD); /* brings on_ready back */
+}
+
+static void meet_doom(struct mokd_session *session)
+{
+    bool gone = session->doom == -MOK_EDAEMON; /* the other end */
+    mokd_session_close(session, gone ? 0 : session->doom, session->doom_text);
+}
+
+void mokd_session_event(struct mokd_session *session, Mok__Reply *event)
+{
+    if (session->state == MOKD_SESSION_CLOSING)
+        return;
+    event->id = 0;
+    transmit(session, event, NULL, 0); /* a client that cannot be told is found out by its next reply */
+}
+
+/* ------------------------------------------------------------------ calls */
+
+struct mokd_call mokd_call_begin(struct mokd_session *session, uint64_t id)
+{
+    mokd_session_ref(session);
+    session->calls++;
+    return (struct mokd_call){ .session = session, .id = id };
+}
+
+static void call_end(struct mokd_call *call)
+{
+    struct mokd_session *session = call->session;
+
+    call->session = NULL;
+    session->calls--;
+    mokd_session_unref(session);
+}
+
+static void send_reply(struct mokd_session *session, uint64_t id, Mok__Reply *reply, const int *fds, size_t count)
+{
+    if (session->state == MOKD_SESSION_CLOSING)
+        return;
+    reply->id = id;
+    int r = transmit(session, reply, fds, count);
+    if (r < 0)
+        transmit_failed(session, r);
+}
+
+void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct mokd_error *error)
+{
+    Mok__Reply reply = MOK__REPLY__INIT;
+    char clean[MOKD_TEXT_MAX];
+
+    reply.code = error->code;
+    reply.text = (char *)error->text;
+    if (session->state != MOKD_SESSION_CLOSING) {
+        session->server->errors++;
+        mok_log(MOK_LOG_INFO, "request", "refused", "session=%" PRIu64 " uid=%u code=%s error=\"%s\"", session->id,
+                session->peer.uid, mok_error_symbol(error->code), mok_log_text(clean, sizeof(clean), error->text));
+    }
+    send_reply(session, id, &reply, NULL, 0);
+}
+
+void mokd_call_reply(struct mokd_call *call, Mok__Reply *reply, const int *fds, size_t count)
+{
+    send_reply(call->session, call->id, reply, fds, count);
+    call_end(call);
+}
+
+void mokd_call_done(struct mokd_call *call)
+{
+    Mok__Reply reply = MOK__REPLY__INIT;
+    mokd_call_reply(call, &reply, NULL, 0);
+}
+
+void mokd_call_fail(struct mokd_call *call, const struct mokd_error *error)
+{
+    mokd_session_refuse(call->session, call->id, error);
+    call_end(call);
+}
+
+/* ------------------------------------------------------------------ receiving */
+
+static void take_message(struct mokd_session *session, const Mok__Request *request)
+{
+    char text[96];
+
+    if (request->id == 0) {
+        mokd_session_close(session, -MOK_EPROTO, "id = 0: a request has an id");
+        return;
+    }
+    if (session->calls >= MAX_CALLS) {
+        snprintf(text, sizeof(text), "more than %u requests wait for their answers", MAX_CALLS);
+        mokd_session_close(session, -MOK_EPROTO, text);
+        return;
+    }
+    mokd_request_handle(session, request);
+}
+
+static bool read_one(struct mokd_session *session)
+{
+    ProtobufCMessage *message = NULL;
+    int r = mok_wire_recv(session->fd, &mok__request__descriptor, &message, NULL);
+
+    switch (r) {
+    case 1:
+        take_message(session, (const Mok__Request *)message);
+        mok_wire_free(message);
+        return true;
+    case 0:
+        mokd_session_close(session, 0, "");
+        return false;
+    case -MOK_EAGAIN:
+        return false;
+    case -MOK_EPROTO:
+        mokd_session_close(session, r, "malformed message: truncated, larger than 65536 bytes, with descriptors, or "
+                                       "not of this protocol");
+        return false;
+    default:
+        mokd_session_close(session, r, mok_error_text(r));
+        return false;
+    }
+}
+
+static void on_ready(uv_poll_t *poll, int status, int events)
+{
+    struct mokd_session *session = poll->data;
+
+    if (session->doom) {
+        meet_doom(session);
+        return;
+    }
+    if (status < 0) {
+        mokd_session_close(session, -MOK_EIO, "the socket failed");
+        return;
+    }
+    if (events & UV_WRITABLE) {
+        int r = mok_wire_queue_flush(&session->out, session->fd);
+        if (r < 0) {
+            transmit_failed(session, r);
+            return;
+        }
+        watch(session, r > 0);
+    }
+    for (int i = 0; i < READ_BATCH && session->state != MOKD_SESSION_CLOSING && !session->doom; i++)
+        if (!read_one(session))
+            break;
+}
+
+/* ------------------------------------------------------------------ coming */
+
+static void greeting_overdue(void *cookie)
+{
+    struct mokd_session *session = cookie;
+    char text[64];
+
+    snprintf(text, sizeof(text), "no Hello within %u ms", GREETING_MS);
+    mokd_session_close(session, -MOK_ETIMEDOUT, text);
+}
+
+static struct mokd_session *session_new(struct mokd_server *server, int fd)
+{
+    struct mokd_session *session = calloc(1, sizeof(*session));
+
+    if (!session)
+        return NULL;
+    session->server = server;
+    session->fd = fd;
+    session->out.max_bytes = MAX_UNREAD_BYTES;
+    session->peer.pidfd = -1;
+    session->started_ns = mok_now_ns();
+    session->refs = 1; /* the connection */
+    TAILQ_INIT(&session->queues);
+    TAILQ_INIT(&session->buffers);
+    TAILQ_INIT(&session->members);
+    return session;
+}
+
+/* A connection that mokd cannot keep is told why, since its client has nothing else to go by. */
+static void turn_away(int fd, uid_t uid, int code, const char *text)
+{
+    Mok__Reply reply = MOK__REPLY__INIT;
+
+    reply.code = code;
+    reply.text = (char *)text;
+    mok_wire_send(fd, &reply.base, NULL, 0);
+    mok_log(MOK_LOG_WARNING, "session", "connection refused", "uid=%u code=%s error=\"%s\"", uid,
+            mok_error_symbol(code), text);
+}
+
+static int set_up(struct mokd_session *session)
+{
+    struct mokd_server *server = session->server;
+
+    session->user = mokd_user_ref(server, session->peer.uid);
+    if (!session->user)
+        return -MOK_ENOMEM;
+    if (session->user->strangers >= MAX_STRANGERS)
+        return -MOK_EQUOTA;
+    session->greeting = mokd_timer_start(&server->loop, GREETING_MS, greeting_overdue, session);
+    if (!session->greeting)
+        return -MOK_ENOMEM;
+    return uv_poll_init(&server->loop, &session->poll, session->fd) < 0 ? -MOK_EIO : 0;
+}
+
+void mokd_session_accept(struct mokd_server *server, int fd)
+{
+    _cleanup_fd_ int owned = fd;
+    struct mokd_session *session = session_new(server, fd);
+
+    int r = session ? mok_wire_peer_query(fd, &session->peer) : -MOK_ENOMEM;
+    if (r == 0)
+        r = set_up(session);
+    if (r < 0) {
+        if (r != -MOK_EDAEMON)
+            turn_away(fd, session ? session->peer.uid : 0, r,
+                      r == -MOK_EQUOTA ? "the user has too many connections that are no session" : mok_error_text(r));
+        if (session) {
+            mokd_timer_cancel(&session->greeting);
+            mokd_user_unref(session->user);
+            mok_close(session->peer.pidfd);
+        }
+        free(session);
+        return;
+    }
+    mok_take_fd(&owned);
+    session->user->strangers++;
+    session->poll.data = session;
+    TAILQ_INSERT_TAIL(&server->sessions, session, link);
+    watch(session, false);
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One connection: a session of a job, or an observer. The socket is the lease: when it ends, everything that the
+ * session owned goes, and nobody else notices.
+ *
+ *   GREETING --Hello--> OPEN or OBSERVER --EOF, bad message, stop--> CLOSING --nothing refers to it--> gone
+ *
+ * CLOSING goes in steps, each once nothing of the one before is under way: queues closed at their workers (and groups
+ * failed for the other ranks, at once) -> groups left -> private buffers unmapped and freed -> the session freed.
+ */
+#ifndef MOKD_SESSION_H
+#define MOKD_SESSION_H
+
+#include "control.pb-c.h"
+#include "error.h"
+#include "user.h"
+#include "wire.h"
+
+struct mokd_buffer;
+struct mokd_member;
+struct mokd_queue;
+
+enum mokd_session_state { MOKD_SESSION_GREETING, MOKD_SESSION_OPEN, MOKD_SESSION_OBSERVER, MOKD_SESSION_CLOSING };
+
+struct mokd_session {
+    TAILQ_ENTRY(mokd_session) link;
+    struct mokd_server *server;
+    uint64_t id; /* 0: none (yet) */
+    enum mokd_session_state state;
+    int fd;
+    uv_poll_t poll;
+    struct mok_wire_queue out;
+    struct mok_wire_peer peer;
+    struct mokd_user *user;
+    bool counted; /* as a session of the user, not as a stranger */
+    char job[MOK_MAX_NAME + 1];
+    uint64_t started_ns;
+    struct mokd_timer *greeting;
+    unsigned refs;      /* the connection, calls in progress, things being taken down */
+    unsigned calls;     /* requests not answered yet */
+    unsigned close_step;
+    int doom; /* why it ends at the next turn of the loop; 0: it does not */
+    const char *doom_text;
+    TAILQ_HEAD(, mokd_queue) queues;
+    TAILQ_HEAD(, mokd_buffer) buffers; /* its own copies: private and symmetric */
+    TAILQ_HEAD(, mokd_member) members; /* ranks that it is */
+    uint32_t n_buffers, n_members, n_layers;
+    uint64_t ops_done;
+};
+
+/* Takes over a connected socket. Failures are logged and close it. */
+void mokd_session_accept(struct mokd_server *server, int fd);
+
+/* Ends the session for a reason that the client is told (code 0: none, it left by itself). Harmless if it is ending. */
+void mokd_session_close(struct mokd_session *session, int code, const char *text);
+
+void mokd_session_ref(struct mokd_session *session);
+void mokd_session_unref(struct mokd_session *session);
+
+/* Sends an event: a reply that nobody asked for. Dropped when the session is ending. */
+void mokd_session_event(struct mokd_session *session, Mok__Reply *event);
+
+/* A request that waits for its answer; keeps the session. */
+struct mokd_call {
+    struct mokd_session *session; /* NULL: answered, or never begun */
+    uint64_t id;
+};
+struct mokd_call mokd_call_begin(struct mokd_session *session, uint64_t id);
+/* Each answers and ends the call; an ending session gets no answer. Descriptors stay the caller's. */
+void mokd_call_reply(struct mokd_call *call, Mok__Reply *reply, const int *fds, size_t count);
+void mokd_call_done(struct mokd_call *call); /* success without a body */
+void mokd_call_fail(struct mokd_call *call, const struct mokd_error *error);
+
+/* Answers a request on the spot: refusal, with the sentence. */
+void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct mokd_error *error);
+
+/* request.c: acts on one message. */
+void mokd_request_handle(struct mokd_session *session, const Mok__Request *request);
+
+#endif

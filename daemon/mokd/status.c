@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "status.h"
+
+#include "buffer.h"
+#include "client_queue.h"
+#include "device.h"
+#include "group.h"
+#include "layer.h"
+
+/* A status and its envelope stay within one packet. */
+#define STATUS_BYTES (MOK_WIRE_MAX_BYTES - 4096u)
+
+static void answer(struct mokd_session *session, uint64_t id, Mok__Reply *reply)
+{
+    struct mokd_call call = mokd_call_begin(session, id);
+    mokd_call_reply(&call, reply, NULL, 0);
+}
+
+/* ------------------------------------------------------------------ devices and limits */
+
+static void fill_devices(const struct mokd_server *server, Mok__DeviceInfo *infos, Mok__DeviceInfo **pointers)
+{
+    for (size_t i = 0; i < server->n_devices; i++) {
+        mokd_device_info(server->devices[i], &infos[i]);
+        pointers[i] = &infos[i];
+    }
+}
+
+void mokd_status_devices(struct mokd_session *session, uint64_t id)
+{
+    Mok__DeviceInfo infos[MOK_MAX_DEVICES], *pointers[MOK_MAX_DEVICES];
+    Mok__DeviceListReply body = MOK__DEVICE_LIST_REPLY__INIT;
+    Mok__Reply reply = MOK__REPLY__INIT;
+
+    fill_devices(session->server, infos, pointers);
+    body.n_device = session->server->n_devices;
+    body.device = pointers;
+    reply.body_case = MOK__REPLY__BODY_DEVICE_LIST;
+    reply.device_list = &body;
+    answer(session, id, &reply);
+}
+
+void mokd_status_fill_limits(const struct mokd_session *session, Mok__Limits *ret)
+{
+    const struct mokd_user *user = session->user;
+
+    *ret = (Mok__Limits)MOK__LIMITS__INIT;
+    ret->bytes = user->limits->bytes;
+    ret->bytes_used = user->bytes_used;
+    ret->sessions = user->limits->sessions;
+    ret->sessions_used = user->sessions_used;
+    ret->queue_entries = user->limits->queue_entries;
+    ret->groups = user->limits->groups;
+    ret->groups_used = session->n_members;
+    ret->layers = user->limits->layers;
+    ret->buffers = user->limits->buffers;
+}
+
+void mokd_status_limits(struct mokd_session *session, uint64_t id)
+{
+    Mok__Reply reply = MOK__REPLY__INIT;
+    Mok__Limits limits;
+
+    mokd_status_fill_limits(session, &limits);
+    reply.body_case = MOK__REPLY__BODY_LIMITS;
+    reply.limits = &limits;
+    answer(session, id, &reply);
+}
+
+/* ------------------------------------------------------------------ jobs and groups */
+
+static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
+{
+    const struct mokd_queue *queue;
+    const struct mokd_buffer *buffer;
+
+    *ret = (Mok__JobInfo)MOK__JOB_INFO__INIT;
+    ret->ops_done = session->ops_done;
+    TAILQ_FOREACH(queue, &session->queues, link) {
+        ret->ops_done += queue->ops_done;
+        ret->queues++;
+    }
+    TAILQ_FOREACH(buffer, &session->buffers, link)
+        ret->bytes += buffer->bytes;
+    ret->session = session->id;
+    ret->job = session->job;
+    ret->uid = session->peer.uid;
+    ret->pid = (uint32_t)session->peer.pid;
+    ret->groups = session->n_members;
+    ret->layers = session->n_layers;
+    ret->buffers = session->n_buffers;
+    ret->age_ms = (mok_now_ns() - session->started_ns) / 1000000u;
+    ret->user = session->user->name;
+}
+
+struct group_info {
+    Mok__GroupInfo info;
+    uint64_t session[MOK_MAX_EP];
+    uint32_t device[MOK_MAX_EP];
+};
+
+static void fill_group(const struct mokd_group *group, struct group_info *ret)
+{
+    const struct mokd_layer *layer;
+
+    ret->info = (Mok__GroupInfo)MOK__GROUP_INFO__INIT;
+    ret->info.group = group->id;
+    ret->info.name = (char *)group->name;
+    ret->info.size = group->size;
+    ret->info.joined = group->joined;
+    ret->info.state = (char *)mokd_group_state_text(group->state);
+    ret->info.uid = group->uid;
+    ret->info.error = (char *)group->failure;
+    if (group->state == MOKD_GROUP_FAILED)
+        ret->info.code = group->lost ? -MOK_EWORKER : -MOK_EPEER;
+    TAILQ_FOREACH(layer, &group->layers, link)
+        ret->info.layers++;
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        const struct mokd_member *member = group->member[rank];
+        ret->session[rank] = member ? member->session->id : 0;
+        ret->device[rank] = member ? member->device->index : 0;
+    }
+    ret->info.n_session = ret->info.n_device = group->size;
+    ret->info.session = ret->session;
+    ret->info.device = ret->device;
+}
+
+/* ------------------------------------------------------------------ the whole */
+
+/* The lists of one status, and the memory behind them. */
+struct status {
+    Mok__StatusReply body;
+    Mok__DeviceInfo devices[MOK_MAX_DEVICES], *device_pointers[MOK_MAX_DEVICES];
+    Mok__JobInfo *jobs, **job_pointers;
+    struct group_info *groups;
+    Mok__GroupInfo **group_pointers;
+    size_t bytes; /* packed, so far */
+};
+
+static bool fits(struct status *status, const ProtobufCMessage *entry)
+{
+    size_t bytes = protobuf_c_message_get_packed_size(entry) + 8;
+    if (status->bytes + bytes > STATUS_BYTES)
+        return false;
+    status->bytes += bytes;
+    return true;
+}
+
+static void add_jobs(const struct mokd_server *server, struct status *status)
+{
+    struct mokd_session *session;
+    size_t n = 0;
+
+    TAILQ_FOREACH(session, &server->sessions, link) {
+        if (session->state != MOKD_SESSION_OPEN)
+            continue;
+        fill_job(session, &status->jobs[n]);
+        status->job_pointers[n] = &status->jobs[n];
+        if (fits(status, &status->jobs[n].base))
+            n++;
+        else
+            status->body.omitted++;
+    }
+    status->body.n_job = n;
+    status->body.job = status->job_pointers;
+}
+
+static void add_groups(const struct mokd_server *server, struct status *status)
+{
+    const struct mokd_group *group;
+    size_t n = 0;
+
+    TAILQ_FOREACH(group, &server->groups, link) {
+        fill_group(group, &status->groups[n]);
+        status->group_pointers[n] = &status->groups[n].info;
+        if (fits(status, &status->groups[n].info.base))
+            n++;
+        else
+            status->body.omitted++;
+    }
+    status->body.n_group = n;
+    status->body.group = status->group_pointers;
+}
+
+static void add_totals(const struct mokd_server *server, struct status *status)
+{
+    Mok__StatusReply *body = &status->body;
+
+    *body = (Mok__StatusReply)MOK__STATUS_REPLY__INIT;
+    body->version = (char *)MOK_BUILD_VERSION;
+    body->uptime_ms = (mok_now_ns() - server->started_ns) / 1000000u;
+    body->pid = (uint32_t)getpid();
+    body->errors = server->errors;
+    fill_devices(server, status->devices, status->device_pointers);
+    body->n_device = server->n_devices;
+    body->device = status->device_pointers;
+    for (size_t i = 0; i < server->n_devices; i++) {
+        body->ops_done += status->devices[i].ops_done;
+        body->errors += server->devices[i]->errors + server->devices[i]->latest.errors;
+    }
+    status->bytes = protobuf_c_message_get_packed_size(&body->base);
+}
+
+static void count(const struct mokd_server *server, size_t *ret_sessions, size_t *ret_groups)
+{
+    const struct mokd_session *session;
+    const struct mokd_group *group;
+
+    *ret_sessions = *ret_groups = 1;
+    TAILQ_FOREACH(session, &server->sessions, link)
+        ++*ret_sessions;
+    TAILQ_FOREACH(group, &server->groups, link)
+        ++*ret_groups;
+}
+
+void mokd_status_query(struct mokd_session *session, uint64_t id)
+{
+    const struct mokd_server *server = session->server;
+    struct mokd_error error = { 0 };
+    size_t n_sessions, n_groups;
+
+    count(server, &n_sessions, &n_groups);
+    _cleanup_free_ struct status *status = calloc(1, sizeof(*status));
+    _cleanup_free_ Mok__JobInfo *jobs = calloc(n_sessions, sizeof(*jobs));
+    _cleanup_free_ Mok__JobInfo **job_pointers = calloc(n_sessions, sizeof(*job_pointers));
+    _cleanup_free_ struct group_info *groups = calloc(n_groups, sizeof(*groups));
+    _cleanup_free_ Mok__GroupInfo **group_pointers = calloc(n_groups, sizeof(*group_pointers));
+    if (!status || !jobs || !job_pointers || !groups || !group_pointers) {
+        mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    status->jobs = jobs;
+    status->job_pointers = job_pointers;
+    status->groups = groups;
+    status->group_pointers = group_pointers;
+    add_totals(server, status);
+    add_jobs(server, status);
+    add_groups(server, status);
+    Mok__Reply reply = MOK__REPLY__INIT;
+    reply.body_case = MOK__REPLY__BODY_STATUS;
+    reply.status = &status->body;
+    answer(session, id, &reply);
+}

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "storage.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "memory.h"
+#include "names.h"
+
+TAILQ_HEAD(storage_list, mokd_storage);
+
+/* Storages whose memory goes; one batch at a time is in a work thread. */
+struct mokd_storage_queue {
+    uv_work_t work;
+    struct mokd_server *server;
+    struct storage_list waiting, batch;
+    bool running;
+};
+
+struct fill_job {
+    uv_work_t work;
+    mokd_storage_filled done;
+    void *cookie;
+    struct mokd_error error;
+    size_t count;
+    struct mokd_storage *list[];
+};
+
+/* ------------------------------------------------------------------ charging */
+
+int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes,
+                        struct mokd_storage **ret, struct mokd_error *error)
+{
+    uint64_t user_left = user->limits->bytes - user->bytes_used;
+    uint64_t device_left = device->config->memory - device->memory_used;
+
+    if (device->config->kind != MOK_DEVICE_HOST)
+        return mokd_error_set(error, -MOK_ENOTSUP, "device %s: mokd has no memory of kind %s", device->config->name,
+                              mok_device_kind_text(device->config->kind));
+    if (user->limits->bytes < user->bytes_used || bytes > user_left)
+        return mokd_error_set(error, -MOK_EQUOTA,
+                              "bytes = %" PRIu64 ": user %s may have %" PRIu64 " bytes and has %" PRIu64, bytes,
+                              user->name, user->limits->bytes, user->bytes_used);
+    if (bytes > device_left)
+        return mokd_error_set(error, -MOK_ENOMEM,
+                              "bytes = %" PRIu64 ": device %s has %" PRIu64 " bytes, %" PRIu64 " of them in use", bytes,
+                              device->config->name, device->config->memory, device->memory_used);
+    struct mokd_storage *storage = calloc(1, sizeof(*storage));
+    if (!storage)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    storage->user = mokd_user_hold(user);
+    storage->device = device;
+    storage->bytes = bytes;
+    storage->fd = -1;
+    user->bytes_used += bytes;
+    device->memory_used += bytes;
+    *ret = storage;
+    return 0;
+}
+
+static void discharge(struct mokd_storage *storage)
+{
+    storage->user->bytes_used -= storage->bytes;
+    storage->device->memory_used -= storage->bytes;
+    mokd_user_unref(storage->user);
+    free(storage);
+}
+
+/* ------------------------------------------------------------------ filling */
+
+static void fill(uv_work_t *work)
+{
+    struct fill_job *job = work->data;
+
+    for (size_t i = 0; i < job->count; i++) {
+        struct mokd_storage *storage = job->list[i];
+        int r = mok_memory_create("mok-buffer", storage->bytes, &storage->fd);
+        if (r < 0) {
+            mokd_error_set(&job->error, r, "bytes = %" PRIu64 ": the machine does not give them: %s", storage->bytes,
+                           mok_error_text(r));
+            return;
+        }
+    }
+}
+
+static void filled(uv_work_t *work, int status)
+{
+    struct fill_job *job = work->data;
+
+    if (status < 0)
+        mokd_error_set(&job->error, -MOK_ECANCELED, "mokd is stopping");
+    job->done(job->cookie, &job->error);
+    free(job);
+}
+
+int mokd_storage_fill(struct mokd_server *server, struct mokd_storage *const *list, size_t count,
+                      mokd_storage_filled done, void *cookie)
+{
+    struct fill_job *job = calloc(1, sizeof(*job) + count * sizeof(*list));
+    if (!job)
+        return -MOK_ENOMEM;
+    memcpy(job->list, list, count * sizeof(*list));
+    job->count = count;
+    job->done = done;
+    job->cookie = cookie;
+    job->work.data = job;
+    if (uv_queue_work(&server->loop, &job->work, fill, filled) < 0) {
+        free(job);
+        return -MOK_EINTERNAL;
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------ releasing */
+
+static void release_batch(uv_work_t *work)
+{
+    struct mokd_storage_queue *queue = work->data;
+    struct mokd_storage *storage;
+
+    TAILQ_FOREACH(storage, &queue->batch, link)
+        storage->fd = mok_close(storage->fd);
+}
+
+static void start_release(struct mokd_storage_queue *queue);
+
+static void released_batch(uv_work_t *work, int status)
+{
+    struct mokd_storage_queue *queue = work->data;
+    struct mokd_storage *storage;
+
+    (void)status;
+    while ((storage = TAILQ_FIRST(&queue->batch))) {
+        TAILQ_REMOVE(&queue->batch, storage, link);
+        mok_close(storage->fd);
+        discharge(storage);
+    }
+    queue->running = false;
+    start_release(queue);
+}
+
+static void start_release(struct mokd_storage_queue *queue)
+{
+    if (queue->running || TAILQ_EMPTY(&queue->waiting))
+        return;
+    TAILQ_CONCAT(&queue->batch, &queue->waiting, link);
+    queue->running = true;
+    if (uv_queue_work(&queue->server->loop, &queue->work, release_batch, released_batch) < 0)
+        released_batch(&queue->work, UV_ECANCELED);
+}
+
+void mokd_storage_release(struct mokd_storage *storage)
+{
+    if (!storage)
+        return;
+    if (storage->fd < 0) {
+        discharge(storage);
+        return;
+    }
+    struct mokd_storage_queue *queue = storage->user->server->releases;
+    TAILQ_INSERT_TAIL(&queue->waiting, storage, link);
+    start_release(queue);
+}
+
+int mokd_storage_start(struct mokd_server *server)
+{
+    struct mokd_storage_queue *queue = calloc(1, sizeof(*queue));
+    if (!queue)
+        return -MOK_ENOMEM;
+    queue->server = server;
+    queue->work.data = queue;
+    TAILQ_INIT(&queue->waiting);
+    TAILQ_INIT(&queue->batch);
+    server->releases = queue;
+    return 0;
+}
+
+void mokd_storage_stop(struct mokd_server *server)
+{
+    free(server->releases);
+    server->releases = NULL;
+}

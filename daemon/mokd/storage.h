@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that is charged to a user and a device before it exists, and given back after it is really gone.
+ * Filling and freeing take as long as they take, in work threads; frees share one thread, so that they never keep an
+ * allocation waiting.
+ */
+#ifndef MOKD_STORAGE_H
+#define MOKD_STORAGE_H
+
+#include "device.h"
+#include "error.h"
+#include "user.h"
+
+struct mokd_storage {
+    TAILQ_ENTRY(mokd_storage) link;
+    struct mokd_user *user;
+    struct mokd_device *device;
+    uint64_t bytes;
+    int fd; /* -1 until filled */
+};
+
+/* -MOK_EQUOTA (the user's bytes), -MOK_ENOMEM (the device's memory), -MOK_EDEVICE, with the sentence. */
+int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes,
+                        struct mokd_storage **ret, struct mokd_error *error);
+
+/*
+ * Creates the memory of all `count` entries, then calls done(cookie, error) on the loop; error->code 0: all are there.
+ * The list is copied, the entries must stay. A negative return: not started, done is never called.
+ */
+typedef void (*mokd_storage_filled)(void *cookie, const struct mokd_error *error);
+int mokd_storage_fill(struct mokd_server *server, struct mokd_storage *const *list, size_t count,
+                      mokd_storage_filled done, void *cookie);
+
+/* Takes the storage over: closes its descriptor in a work thread, then ends the charge. NULL is fine. */
+void mokd_storage_release(struct mokd_storage *storage);
+
+int mokd_storage_start(struct mokd_server *server);
+void mokd_storage_stop(struct mokd_server *server); /* once the loop has ended */
+
+#endif

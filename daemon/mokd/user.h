@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Accounts: what each user of the node has at once, against his limits. A user lives while something is charged to him. */
+#ifndef MOKD_USER_H
+#define MOKD_USER_H
+
+#include "server.h"
+
+struct mokd_user {
+    TAILQ_ENTRY(mokd_user) link;
+    struct mokd_server *server;
+    uid_t uid;
+    char name[MOK_MAX_NAME + 1]; /* the number until the name has been looked up */
+    const struct mokd_limits *limits;
+    unsigned refs;
+    uint64_t bytes_used;
+    uint32_t sessions_used;
+    uint32_t strangers; /* connections that are no session: before Hello, and observers */
+};
+
+/* The account of `uid`, made when it is the first use. NULL when out of memory. */
+struct mokd_user *mokd_user_ref(struct mokd_server *server, uid_t uid);
+/* Another reference to it, which cannot fail. */
+struct mokd_user *mokd_user_hold(struct mokd_user *user);
+void mokd_user_unref(struct mokd_user *user); /* NULL is fine */
+
+#endif

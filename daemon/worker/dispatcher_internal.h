@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the dispatcher's own files share. Everything here but the mailboxes and the wake-up words is used by
+ * the dispatcher thread alone.
+ *
+ *   dispatcher.c   the thread: what it looks at, in which order, and how it sleeps
+ *   operations.c   an operation from submission to completion; groups that break
+ *   phases.c       the engine: who gets it, with which arguments
+ *   commands.c     what the control thread asks for
+ */
+#ifndef MOK_WORKER_DISPATCHER_INTERNAL_H
+#define MOK_WORKER_DISPATCHER_INTERNAL_H
+
+#include <inttypes.h>
+#include <pthread.h>
+
+#include "dispatcher.h"
+#include "validate.h"
+
+struct dispatcher {
+    /* set before the thread starts */
+    const struct mok_engine_ops *ops;
+    struct mok_engine *engine;
+    uint64_t poll_ns;
+    uint32_t chaos_delay_us;
+    int bell, epoll, report_fd;
+    pthread_t thread;
+
+    /* both threads, and those of the engine */
+    struct worker_mailbox inbox, outbox;
+    uint32_t notified; /* a command or the end of a phase may be there */
+    uint32_t asleep;   /* write the bell after setting `notified` */
+
+    /* the dispatcher thread */
+    struct worker_tables tables;
+    struct worker_queue *queues; /* all that are linked, by `next` */
+    struct worker_queue *turn;   /* whose submissions are taken first next time */
+    struct worker_layer *active; /* layers that have operations */
+    struct fair_share share;
+    struct worker_layer *running; /* its first operation has the engine */
+    enum mok_phase running_phase;
+    struct dispatcher_command *parked; /* commands that wait for something to end, oldest first */
+    struct dispatcher_command *stop;   /* answered last */
+    uint64_t order;                    /* of layers that became runnable */
+    uint64_t ops_done, device_ns, errors;
+    uint64_t now_ns;
+    uint64_t chaos_state;
+    bool something_ended; /* parked commands may go on */
+};
+
+/* dispatcher.c */
+void dispatcher_report(struct dispatcher *d, struct worker_report *report);
+struct worker_report *dispatcher_inbox(struct dispatcher *d);
+void dispatcher_ring_peers(struct dispatcher *d, const struct worker_layer *layer);
+void dispatcher_chaos(struct dispatcher *d);
+
+/* operations.c */
+/* Takes at most one submission of a queue; true if there was one. */
+bool operations_take(struct dispatcher *d, struct worker_queue *queue);
+/* Moves the first operation of a layer as far as it goes without the engine; true if anything moved. */
+bool operations_step(struct dispatcher *d, struct worker_layer *layer);
+/* Ends what waits for longer than it wanted to. Returns the next moment to look again, UINT64_MAX: none. */
+uint64_t operations_check_deadlines(struct dispatcher *d);
+/* After a phase of a dying operation. */
+void operations_bury(struct dispatcher *d, struct worker_op *op);
+/* Nothing of the group runs any more; all its operations complete with `code`, at once or when the engine lets go. */
+void operations_fail_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank);
+/* Nothing of the queue is taken or completed any more; its groups fail. */
+void operations_drop_queue(struct dispatcher *d, struct worker_queue *queue, int code);
+struct worker_op *operations_find(const struct worker_queue *queue, uint64_t user_data);
+/* Whether an operation that can still run uses the buffer. */
+bool operations_use(const struct worker_layer *layer, const struct worker_buffer *buffer);
+
+/* phases.c */
+/* Takes the end of the running phase; true if it had ended. */
+bool phases_poll(struct dispatcher *d);
+/* Gives the engine to the most deserving layer; true if one got it. */
+bool phases_start(struct dispatcher *d);
+
+/* commands.c */
+bool commands_take(struct dispatcher *d);
+/* Goes on with the parked commands that have nothing to wait for any more. */
+void commands_resume(struct dispatcher *d);
+/* Answers the parked commands that will never get there, and STOP. */
+void commands_finish(struct dispatcher *d);
+
+#endif

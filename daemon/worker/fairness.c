@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fair share: see fairness.h. Virtual times are compared by plain order: 64 bits of ns * SCALE last for 9 years. */
+#include "fairness.h"
+
+#include <stddef.h>
+
+static uint32_t weight_of(const struct fair_account *account)
+{
+    return account->weight ? account->weight : 1;
+}
+
+static uint64_t virtual_ns(const struct fair_account *account, uint64_t ns)
+{
+    uint64_t scaled;
+    if (__builtin_mul_overflow(ns, (uint64_t)FAIR_SCALE, &scaled))
+        scaled = UINT64_MAX;
+    return scaled / weight_of(account);
+}
+
+static void advance(struct fair_account *account, uint64_t ns)
+{
+    if (__builtin_add_overflow(account->used, virtual_ns(account, ns), &account->used))
+        account->used = UINT64_MAX;
+}
+
+static void forget_idle(struct fair_account *account, uint64_t clock, uint64_t burst_ns)
+{
+    uint64_t burst = virtual_ns(account, burst_ns);
+    uint64_t floor = clock > burst ? clock - burst : 0;
+    if (account->used < floor)
+        account->used = floor;
+}
+
+static struct fair_user *find_user(struct fair_share *share, uint32_t uid)
+{
+    for (struct fair_user *user = share->users; user; user = user->next)
+        if (user->uid == uid)
+            return user;
+    return NULL;
+}
+
+bool fair_join(struct fair_share *share, struct fair_session *session, uint32_t uid, struct fair_user *spare)
+{
+    struct fair_user *user = find_user(share, uid);
+    bool taken = !user;
+    if (taken) {
+        user = spare;
+        *user = (struct fair_user){ .uid = uid, .next = share->users, .account.used = share->clock };
+        share->users = user;
+    }
+    user->sessions++;
+    *session = (struct fair_session){ .user = user, .account.used = user->clock };
+    return taken;
+}
+
+struct fair_user *fair_leave(struct fair_share *share, struct fair_session *session)
+{
+    struct fair_user *user = session->user;
+    session->user = NULL;
+    if (!user || --user->sessions)
+        return NULL;
+    for (struct fair_user **link = &share->users; *link; link = &(*link)->next) {
+        if (*link == user) {
+            *link = user->next;
+            break;
+        }
+    }
+    return user;
+}
+
+void fair_weigh(struct fair_session *session, uint32_t weight)
+{
+    if (weight > FAIR_MAX_WEIGHT)
+        weight = FAIR_MAX_WEIGHT;
+    session->account.weight = weight;
+    session->user->account.weight = weight;
+}
+
+void fair_wake(const struct fair_share *share, struct fair_session *session)
+{
+    forget_idle(&session->user->account, share->clock, share->burst_ns);
+    forget_idle(&session->account, session->user->clock, share->burst_ns);
+}
+
+bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fair_session *b, uint64_t b_order)
+{
+    if (a->user != b->user && a->user->account.used != b->user->account.used)
+        return a->user->account.used < b->user->account.used;
+    if (a->user == b->user && a->account.used != b->account.used)
+        return a->account.used < b->account.used;
+    return a_order < b_order;
+}
+
+void fair_pick(struct fair_share *share, struct fair_session *session)
+{
+    if (session->user->account.used > share->clock)
+        share->clock = session->user->account.used;
+    if (session->account.used > session->user->clock)
+        session->user->clock = session->account.used;
+}
+
+void fair_charge(struct fair_session *session, uint64_t device_ns)
+{
+    advance(&session->account, device_ns);
+    advance(&session->user->account, device_ns);
+}

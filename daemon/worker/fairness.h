@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Weighted fair share of one device's time over users, then over the sessions of a user. Pure arithmetic on virtual
+ * time: a session that used d ns moves ahead by d * SCALE / weight, and whoever is furthest behind goes next.
+ * An account that was idle keeps at most `burst_ns` of unused time, so nobody saves up a device. Never reads a clock.
+ */
+#ifndef MOK_WORKER_FAIRNESS_H
+#define MOK_WORKER_FAIRNESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FAIR_SCALE 64u /* virtual ns of one device ns at weight 1; divides without losing much up to weight 64 */
+#define FAIR_MAX_WEIGHT 65536u
+
+struct fair_account {
+    uint64_t used;   /* virtual time */
+    uint32_t weight; /* 0 counts as 1 */
+};
+
+struct fair_user {
+    struct fair_account account;
+    uint64_t clock; /* virtual time of its sessions: that of the one picked last, never falls */
+    uint32_t uid;
+    uint32_t sessions;
+    struct fair_user *next;
+};
+
+struct fair_session {
+    struct fair_account account;
+    struct fair_user *user;
+};
+
+struct fair_share {
+    uint64_t clock;    /* as fair_user.clock, of the users */
+    uint64_t burst_ns; /* device time that an idle account may keep, at weight 1 */
+    struct fair_user *users;
+};
+
+/* Joins user `uid`; takes `spare` as the user's account if it is the first of its sessions and returns whether. */
+bool fair_join(struct fair_share *share, struct fair_session *session, uint32_t uid, struct fair_user *spare);
+/* Leaves; returns the user's account when this was its last session, for the caller to free, else NULL. */
+struct fair_user *fair_leave(struct fair_share *share, struct fair_session *session);
+/* Sets the weight of a session and of its user. */
+void fair_weigh(struct fair_session *session, uint32_t weight);
+
+/* The session has something to run: forgets what it did not use beyond the burst. */
+void fair_wake(const struct fair_share *share, struct fair_session *session);
+/* Whether `a`, which became runnable as number `a_order`, goes before `b`. */
+bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fair_session *b, uint64_t b_order);
+/* The session is the one that runs now. */
+void fair_pick(struct fair_share *share, struct fair_session *session);
+/* It used `device_ns` of the device. */
+void fair_charge(struct fair_session *session, uint64_t device_ns);
+
+#endif

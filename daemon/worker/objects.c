@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making and destroying what a worker holds: see objects.h. */
+#include "objects.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "names.h"
+
+int objects_refuse(struct mok_message *message, int code, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(message->text, sizeof(message->text), format, args);
+    va_end(args);
+    return code;
+}
+
+static int expect_fds(struct mok_wire_fds *fds, size_t count, struct mok_message *message)
+{
+    size_t came = fds->count;
+
+    if (mok_wire_fds_expect(fds, count) < 0)
+        return objects_refuse(message, -MOK_EPROTO, "descriptors: %zu came, bound %zu", came, count);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ queues */
+
+static int queue_map(const Mok__WorkerQueueOpen *request, struct mok_wire_fds *fds, struct worker_queue *queue,
+                     struct mok_message *message)
+{
+    int r = mok_queue_worker_open(fds->fd[0], fds->fd[1], fds->fd[2], &queue->ring);
+    if (r < 0)
+        return objects_refuse(message, r, "queue %u: cannot be mapped: %s", queue->id, mok_error_text(r));
+    const struct mok_queue_layout *layout = &queue->ring.layout;
+    if (request->control_bytes != layout->control_bytes || request->submit_bytes != layout->submit_bytes ||
+        request->inflight_bytes != layout->inflight_bytes)
+        return objects_refuse(message, -MOK_ESIZE,
+                              "queue %u: sizes %" PRIu64 ", %" PRIu64 ", %" PRIu64 ", bound %" PRIu64 ", %" PRIu64
+                              ", %" PRIu64,
+                              queue->id, request->control_bytes, request->submit_bytes, request->inflight_bytes,
+                              layout->control_bytes, layout->submit_bytes, layout->inflight_bytes);
+    queue->ops = calloc(layout->cq_entries, sizeof(*queue->ops));
+    queue->spare_user = calloc(1, sizeof(*queue->spare_user));
+    if (!queue->ops || !queue->spare_user)
+        return objects_refuse(message, -MOK_ENOMEM, "queue %u: out of memory", queue->id);
+    queue->doorbell = mok_wire_fds_take(fds, 3);
+    return 0;
+}
+
+int objects_queue_make(const Mok__WorkerQueueOpen *request, struct mok_wire_fds *fds, struct worker_queue **ret,
+                       struct mok_message *message)
+{
+    int r = expect_fds(fds, 4, message);
+    if (r < 0)
+        return r;
+    struct worker_queue *queue = calloc(1, sizeof(*queue));
+    if (!queue)
+        return objects_refuse(message, -MOK_ENOMEM, "queue %u: out of memory", request->queue);
+    queue->id = request->queue;
+    queue->uid = request->uid;
+    queue->session = request->session;
+    queue->doorbell = -1;
+    r = queue_map(request, fds, queue, message);
+    if (r < 0) {
+        objects_queue_free(queue);
+        return r;
+    }
+    *ret = queue;
+    return 0;
+}
+
+void objects_queue_free(struct worker_queue *queue)
+{
+    if (!queue)
+        return;
+    mok_queue_worker_release(&queue->ring);
+    mok_close(queue->doorbell);
+    free(queue->ops);
+    free(queue->spare_user);
+    free(queue->left_user);
+    free(queue);
+}
+
+/* ------------------------------------------------------------------ groups */
+
+int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds *fds, struct worker_group **ret,
+                       struct mok_message *message)
+{
+    if (request->size < 1 || request->size > MOK_MAX_EP)
+        return objects_refuse(message, -MOK_ERANGE, "size: %u, bound %u", request->size, MOK_MAX_EP);
+    if (request->rank >= request->size)
+        return objects_refuse(message, -MOK_ERANK, "rank: %u, bound %u", request->rank, request->size);
+    int r = expect_fds(fds, request->size, message);
+    if (r < 0)
+        return r;
+    struct worker_group *group = calloc(1, sizeof(*group));
+    if (group)
+        group->bell = calloc(request->size, sizeof(*group->bell));
+    if (!group || !group->bell) {
+        free(group);
+        return objects_refuse(message, -MOK_ENOMEM, "group %u: out of memory", request->group);
+    }
+    group->id = request->group;
+    group->size = request->size;
+    group->rank = request->rank;
+    group->weight = request->weight;
+    group->session = request->session;
+    for (uint32_t i = 0; i < group->size; i++)
+        group->bell[i] = mok_wire_fds_take(fds, i);
+    *ret = group;
+    return 0;
+}
+
+void objects_group_free(struct worker_group *group)
+{
+    if (!group)
+        return;
+    for (uint32_t i = 0; i < group->size; i++)
+        mok_close(group->bell[i]);
+    free(group->bell);
+    free(group);
+}
+
+/* ------------------------------------------------------------------ buffers */
+
+int objects_buffer_make(const struct objects_engine *on, const Mok__WorkerBufferMap *request,
+                        struct worker_group *group, struct mok_wire_fds *fds, struct worker_buffer **ret,
+                        struct mok_message *message)
+{
+    if (!request->buffer || !request->bytes)
+        return objects_refuse(message, -MOK_EARG, "buffer: %u of %" PRIu64 " bytes, bound at least 1", request->buffer,
+                              request->bytes);
+    int r = expect_fds(fds, 1, message);
+    if (r < 0)
+        return r;
+    struct worker_buffer *buffer = calloc(1, sizeof(*buffer));
+    if (!buffer)
+        return objects_refuse(message, -MOK_ENOMEM, "buffer %u: out of memory", request->buffer);
+    r = on->ops->memory_map(on->engine, fds->fd[0], request->bytes, &buffer->address, message);
+    if (r < 0) {
+        free(buffer);
+        return r;
+    }
+    buffer->id = request->buffer;
+    buffer->rank = group ? request->rank : 0;
+    buffer->own = !group || request->rank == group->rank;
+    buffer->session = group ? group->session : request->session;
+    buffer->group = group;
+    buffer->bytes = request->bytes;
+    *ret = buffer;
+    return 0;
+}
+
+void objects_buffer_free(const struct objects_engine *on, struct worker_buffer *buffer)
+{
+    if (!buffer)
+        return;
+    if (buffer->address)
+        on->ops->memory_unmap(on->engine, buffer->address, buffer->bytes);
+    free(buffer);
+}
+
+/* ------------------------------------------------------------------ layers */
+
+static struct mok_layer_spec spec_of(const Mok__LayerSpec *spec, const struct worker_group *group)
+{
+    return (struct mok_layer_spec){
+        .hidden = spec->hidden,
+        .intermediate = spec->intermediate,
+        .experts = spec->experts,
+        .topk = spec->topk,
+        .ep = group->size,
+        .rank = group->rank,
+        .max_tokens = spec->max_tokens,
+        .precision = spec->precision,
+        .shared_intermediate = spec->shared_intermediate,
+        .clamp = spec->clamp,
+        .ring_bytes = spec->ring_bytes,
+        .minibatch_rows = spec->minibatch_rows,
+        .comm_units = spec->comm_units,
+    };
+}
+
+/* mokd allocated by its own plan; the two must not differ by a byte. */
+static int check_memory(const struct mok_plan *plan, const Mok__LayerMemory *memory, struct mok_message *message)
+{
+    if (!memory)
+        return objects_refuse(message, -MOK_EPROTO, "memory: absent");
+    if (memory->symmetric_bytes != plan->symmetric_bytes)
+        return objects_refuse(message, -MOK_ESIZE, "symmetric_bytes: %" PRIu64 ", bound %" PRIu64,
+                              memory->symmetric_bytes, plan->symmetric_bytes);
+    if (memory->private_bytes != plan->private_bytes)
+        return objects_refuse(message, -MOK_ESIZE, "private_bytes: %" PRIu64 ", bound %" PRIu64, memory->private_bytes,
+                              plan->private_bytes);
+    return 0;
+}
+
+static int layer_plan(const struct objects_engine *on, const Mok__WorkerLayerOpen *request, struct worker_layer *layer,
+                      struct mok_message *message)
+{
+    if (!request->spec)
+        return objects_refuse(message, -MOK_EPROTO, "spec: absent");
+    struct mok_layer_spec spec = spec_of(request->spec, layer->group);
+    int r = mok_plan_make(&spec, &on->limits, &layer->plan, NULL, 0, message);
+    return r < 0 ? r : check_memory(&layer->plan, request->memory, message);
+}
+
+static int layer_map(const struct objects_engine *on, const struct mok_wire_fds *fds, struct worker_layer *layer,
+                     struct mok_message *message)
+{
+    uint32_t ep = layer->group->size;
+
+    layer->workspace = calloc(ep, sizeof(*layer->workspace));
+    layer->peer = calloc(ep, sizeof(*layer->peer));
+    layer->peer_pin = calloc(2 * (size_t)ep, sizeof(*layer->peer_pin));
+    if (!layer->workspace || !layer->peer || !layer->peer_pin)
+        return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", layer->id);
+    layer->view.ep = ep;
+    layer->view.rank = layer->group->rank;
+    for (uint32_t rank = 0; rank < ep; rank++) {
+        int r = on->ops->memory_map(on->engine, fds->fd[rank], layer->plan.symmetric_bytes, &layer->workspace[rank],
+                                    message);
+        if (r < 0)
+            return r;
+        layer->view.flags[rank] = layer->workspace[rank];
+    }
+    if (!layer->plan.private_bytes)
+        return 0;
+    return on->ops->memory_map(on->engine, fds->fd[ep], layer->plan.private_bytes, &layer->private_memory, message);
+}
+
+int objects_layer_make(const struct objects_engine *on, const Mok__WorkerLayerOpen *request, struct worker_group *group,
+                       struct worker_queue *queue, struct mok_wire_fds *fds, struct worker_layer **ret,
+                       struct mok_message *message)
+{
+    int r = expect_fds(fds, (size_t)group->size + 1, message);
+    if (r < 0)
+        return r;
+    struct worker_layer *layer = calloc(1, sizeof(*layer));
+    if (!layer)
+        return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", request->layer);
+    layer->id = request->layer;
+    layer->session = group->session;
+    layer->group = group;
+    layer->queue = queue;
+    r = layer_plan(on, request, layer, message);
+    if (r >= 0)
+        r = layer_map(on, fds, layer, message);
+    if (r >= 0)
+        r = on->ops->layer_open(on->engine, &layer->plan, layer->workspace, layer->private_memory, &layer->engine_layer,
+                                message);
+    if (r < 0) {
+        objects_layer_free(on, layer);
+        return r;
+    }
+    *ret = layer;
+    return 0;
+}
+
+void objects_layer_free(const struct objects_engine *on, struct worker_layer *layer)
+{
+    if (!layer)
+        return;
+    if (layer->engine_layer)
+        on->ops->layer_close(layer->engine_layer);
+    for (uint32_t rank = 0; layer->workspace && rank < layer->view.ep; rank++)
+        if (layer->workspace[rank])
+            on->ops->memory_unmap(on->engine, layer->workspace[rank], layer->plan.symmetric_bytes);
+    if (layer->private_memory)
+        on->ops->memory_unmap(on->engine, layer->private_memory, layer->plan.private_bytes);
+    free(layer->workspace);
+    free(layer->peer);
+    free(layer->peer_pin);
+    free(layer);
+}

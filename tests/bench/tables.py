@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the tables of README.md from tests/bench/results/*.jsonl.
+
+Between `<!-- table NAME -->` and `<!-- end table -->` stands what this script makes of NAME's records:
+    tables.py            rewrites README.md
+    tables.py --check    exit code 1 when README.md is not what the results say
+"""
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "tests" / "bench" / "results"
+
+
+def records(name):
+    path = RESULTS / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
+
+
+def number(value, digits=2):
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def origin(rs):
+    first = rs[0]
+    commands = sorted({r["command"] for r in rs})
+    return f"{first['date']}, {first['device']}; {first['driver']}; " + ", ".join(f"`{c}`" for c in commands)
+
+
+def queue(rs):
+    rows = [[r["shape"], number(r["p50_us"], 1), number(r["p99_us"], 1)] for r in rs]
+    return table(["no-op round trip", "p50 us", "p99 us"], rows)
+
+
+def layer(rs):
+    rows = [[r["shape"], r["op"], str(r["ep"]), str(r["tokens"]), r["routing"], number(r["ms"]),
+             number(r["gflop"] / r["ms"] * 1e3, 1), number(r["peer_ms"] / r["ms"])] for r in rs]
+    return table(["shape", "op", "EP", "tokens a rank", "routing", "ms", "GFLOP/s a rank", "of SGEMM"], rows)
+
+
+def sweep(rs):
+    rows = [[r["shape"], r["op"], r["sweep"], str(r["setting"]), number(r["ms"]), number(r["relative"])] for r in rs]
+    return table(["shape", "op", "sweep", "setting", "ms", "over the plan's choice"], rows)
+
+
+def peer(rs):
+    rows = [[r["shape"], r["op"], str(r["ep"]), r["routing"], number(r["ms"]), number(r["peer_ms"]),
+             number(r["peer_ms"] / r["ms"])] for r in rs]
+    return table(["shape", "op", "EP", "routing", "MoK ms", "plain all-to-all ms", "plain over MoK"], rows)
+
+
+MAKERS = {"queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+
+
+def render(match):
+    name = match.group(1)
+    rs = records(name)
+    body = MAKERS[name](rs) + f"\n\n<sub>{origin(rs)}</sub>" if rs else "(not measured yet)"
+    return f"<!-- table {name} -->\n{body}\n<!-- end table -->"
+
+
+def main():
+    path = ROOT / "README.md"
+    old = path.read_text()
+    new = re.sub(r"<!-- table ([\w-]+) -->\n.*?<!-- end table -->", render, old, flags=re.S)
+    if "--check" in sys.argv[1:]:
+        sys.exit(0 if new == old else "README.md: tables are not what tests/bench/results says; run tests/bench/tables.py")
+    path.write_text(new)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "workload.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static uint64_t mix(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static uint64_t draw(const struct workload *problem, unsigned stream, uint64_t index)
+{
+    return mix(mix(problem->seed * 0x9e3779b97f4a7c15u + stream) + index * 0x9e3779b97f4a7c15u);
+}
+
+static float uniform(uint64_t bits)
+{
+    return (float)(bits >> 40) * 0x1p-24f;
+}
+
+float workload_value(const struct workload *problem, enum workload_stream stream, uint64_t index)
+{
+    /* sum of four uniforms: bounded, smooth, variance 1 after scaling */
+    uint64_t bits = draw(problem, stream, index);
+    float sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (float)((bits >> (16 * i)) & 0xffff) * 0x1p-16f;
+    return (sum - 2.0f) * 1.7320508f;
+}
+
+uint16_t workload_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((bits >> 16) | 0x40);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+float workload_float(uint16_t bf16)
+{
+    uint32_t bits = (uint32_t)bf16 << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static uint32_t draw_expert(const struct workload *p, uint64_t bits)
+{
+    uint32_t local = p->experts / p->ep;
+    float u = uniform(bits);
+    switch (p->routing) {
+    case WORKLOAD_ZIPF: /* P(e) ~ 1 / (e + 1), by inverse of the continuous law */
+        return (uint32_t)fminf(powf((float)p->experts + 1.0f, u) - 1.0f, (float)(p->experts - 1));
+    case WORKLOAD_HOT_RANK: /* half of all rows go to rank 0 */
+        if (bits & 1)
+            return (uint32_t)(u * (float)local) % local;
+        break;
+    case WORKLOAD_HOT_EXPERT:
+        if (bits & 1)
+            return 0;
+        break;
+    case WORKLOAD_UNIFORM:
+        break;
+    }
+    return (uint32_t)(u * (float)p->experts) % p->experts;
+}
+
+void workload_ids(const struct workload *p, uint64_t token, int32_t *ret_ids)
+{
+    for (uint32_t k = 0; k < p->topk; k++) {
+        uint64_t slot = token * p->topk + k;
+        uint32_t e = draw_expert(p, draw(p, STREAM_IDS, slot));
+        for (uint32_t tries = 0, j = 0; j < k && tries < p->experts; j++)
+            if (ret_ids[j] == (int32_t)e) { /* distinct as long as there are enough experts */
+                e = (e + 1) % p->experts;
+                tries++;
+                j = UINT32_MAX;
+            }
+        ret_ids[k] = (int32_t)e;
+    }
+    for (uint32_t k = 0; k < p->topk; k++)
+        if (uniform(draw(p, STREAM_MASK, token * p->topk + k)) < p->masked)
+            ret_ids[k] = -1;
+}
+
+static void fill_bf16(const struct workload_rank *r, mok_buffer *buffer, enum workload_stream stream, uint64_t first,
+                      uint64_t count, float scale)
+{
+    uint16_t *data = mok_buffer_data(buffer);
+    for (uint64_t i = 0; i < count; i++)
+        data[i] = workload_bf16(workload_value(r->problem, stream, first + i) * scale);
+}
+
+void workload_fill(struct workload_rank *r)
+{
+    const struct workload *p = r->problem;
+    uint64_t h = p->hidden, n = p->intermediate, local = p->experts / p->ep, is = p->shared_intermediate;
+    float sh = 1.0f / sqrtf((float)h), si = 1.0f / sqrtf((float)n);
+    fill_bf16(r, r->x, STREAM_X, r->first_token * h, r->tokens * h, 1.0f);
+    fill_bf16(r, r->d_out, STREAM_D_OUT, r->first_token * h, r->tokens * h, 1.0f);
+    fill_bf16(r, r->gate, STREAM_GATE, r->rank * local * n * h, local * n * h, sh);
+    fill_bf16(r, r->up, STREAM_UP, r->rank * local * n * h, local * n * h, sh);
+    fill_bf16(r, r->down, STREAM_DOWN, r->rank * local * n * h, local * n * h, si);
+    if (is) {
+        fill_bf16(r, r->s_gate, STREAM_S_GATE, 0, is * h, sh);
+        fill_bf16(r, r->s_up, STREAM_S_UP, 0, is * h, sh);
+        fill_bf16(r, r->s_down, STREAM_S_DOWN, 0, is * h, 1.0f / sqrtf((float)is));
+    }
+    int32_t *ids = mok_buffer_data(r->ids);
+    float *weight = mok_buffer_data(r->weight);
+    for (uint32_t t = 0; t < r->tokens; t++) {
+        workload_ids(p, r->first_token + t, ids + (uint64_t)t * p->topk);
+        for (uint32_t k = 0; k < p->topk; k++)
+            weight[(uint64_t)t * p->topk + k] =
+                workload_value(p, STREAM_WEIGHT, (r->first_token + t) * p->topk + k) * 0.5f;
+    }
+}
+
+/* ---------------------------------------------------------------- buffers */
+
+static int private_buffer(struct workload_rank *r, uint32_t device, uint64_t bytes, mok_buffer **ret)
+{
+    return mok_buffer_alloc_private(r->session, device, bytes ? bytes : 16, ret);
+}
+
+static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_memory *memory)
+{
+    const struct workload *p = r->problem;
+    uint64_t h = p->hidden, local = p->experts / p->ep, t = p->max_tokens, k = p->topk, is = p->shared_intermediate;
+    uint64_t expert = local * p->intermediate * h;
+    uint64_t context = p->context_mode == MOK_CONTEXT_RECOMPUTE ? memory->context_recompute_bytes
+                                                                 : memory->context_full_bytes;
+    struct {
+        mok_buffer **buffer;
+        uint64_t bytes;
+    } wanted[] = {
+        { &r->ids, t * k * 4 },      { &r->weight, t * k * 4 },   { &r->out, t * h * 2 },     { &r->d_x, t * h * 2 },
+        { &r->d_weight, t * k * 4 }, { &r->context, context },    { &r->gate, expert * 2 },   { &r->up, expert * 2 },
+        { &r->down, expert * 2 },    { &r->d_gate, expert * 4 },  { &r->d_up, expert * 4 },   { &r->d_down, expert * 4 },
+        { &r->s_gate, is * h * 2 },  { &r->s_up, is * h * 2 },    { &r->s_down, is * h * 2 }, { &r->d_s_gate, is * h * 4 },
+        { &r->d_s_up, is * h * 4 },  { &r->d_s_down, is * h * 4 },
+    };
+    int code = mok_buffer_alloc_symmetric(r->group, t * h * 2, 0, &r->x);
+    if (code == 0)
+        code = mok_buffer_alloc_symmetric(r->group, t * h * 2, 0, &r->d_out);
+    size_t count = is ? sizeof(wanted) / sizeof(wanted[0]) : 12;
+    for (size_t i = 0; i < count && code == 0; i++)
+        code = private_buffer(r, device, wanted[i].bytes, wanted[i].buffer);
+    return code;
+}
+
+static mok_view whole(mok_buffer *buffer)
+{
+    return (mok_view){ .buffer = buffer };
+}
+
+static int bind(struct workload_rank *r)
+{
+    mok_layer_params params = {
+        .size = sizeof(params), .gate = whole(r->gate), .up = whole(r->up), .down = whole(r->down),
+        .d_gate = whole(r->d_gate), .d_up = whole(r->d_up), .d_down = whole(r->d_down),
+        .shared_gate = whole(r->s_gate), .shared_up = whole(r->s_up), .shared_down = whole(r->s_down),
+        .d_shared_gate = whole(r->d_s_gate), .d_shared_up = whole(r->d_s_up), .d_shared_down = whole(r->d_s_down),
+    };
+    return mok_layer_bind(r->layer, &params);
+}
+
+int workload_open(struct workload_rank *r, const struct workload *p, uint32_t index, uint32_t tokens, uint64_t first_token,
+                 const char *socket, const char *group, uint32_t device)
+{
+    *r = (struct workload_rank){ .problem = p, .rank = index, .tokens = tokens, .first_token = first_token };
+    mok_session_options so = { .size = sizeof(so), .socket_path = socket, .job = group };
+    mok_group_options go = { .size = sizeof(go), .name = group, .ranks = p->ep, .rank = index, .device = device,
+                             .timeout_ms = 30000 };
+    mok_layer_options lo = { .size = sizeof(lo), .hidden = p->hidden, .intermediate = p->intermediate,
+                             .experts = p->experts, .topk = p->topk, .max_tokens = p->max_tokens,
+                             .precision = p->precision ? p->precision : MOK_BF16, .shared_intermediate = p->shared_intermediate,
+                             .clamp = p->clamp, .ring_bytes = p->ring_bytes, .minibatch_rows = p->minibatch_rows,
+                             .comm_units = p->comm_units };
+    mok_layer_memory memory;
+    int code = mok_session_open(&so, &r->session);
+    if (code == 0)
+        code = mok_group_join(r->session, &go, &r->group);
+    if (code == 0)
+        code = mok_layer_memory_query(r->group, &lo, &memory);
+    if (code == 0)
+        code = mok_layer_create(r->group, &lo, 30000, &r->layer);
+    if (code == 0)
+        code = allocate(r, device, &memory);
+    if (code == 0)
+        code = bind(r);
+    if (code < 0) {
+        workload_close(r);
+        return code;
+    }
+    workload_fill(r);
+    return 0;
+}
+
+void workload_close(struct workload_rank *r)
+{
+    mok_session_close(r->session); /* mokd frees everything else with it */
+    r->session = NULL;
+}
+
+void workload_poison(struct workload_rank *r)
+{
+    mok_buffer *all[] = { r->out, r->d_x, r->d_weight, r->context };
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (all[i])
+            memset(mok_buffer_data(all[i]), 0xff, mok_buffer_size(all[i]));
+}
+
+/* ---------------------------------------------------------------- operations */
+
+int workload_forward(struct workload_rank *r, mok_ticket *ret_ticket)
+{
+    mok_forward_args args = {
+        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode, .x = whole(r->x),
+        .ids = whole(r->ids), .topk_weight = whole(r->weight), .out = whole(r->out),
+    };
+    if (args.context_mode != MOK_CONTEXT_NONE)
+        args.context = whole(r->context);
+    return mok_layer_forward(r->layer, &args, ret_ticket);
+}
+
+int workload_backward(struct workload_rank *r, uint32_t flags, mok_ticket *ret_ticket)
+{
+    mok_backward_args args = {
+        .size = sizeof(args), .tokens = r->tokens, .flags = flags, .x = whole(r->x), .context = whole(r->context),
+        .d_out = whole(r->d_out), .d_x = whole(r->d_x), .d_topk_weight = whole(r->d_weight),
+    };
+    return mok_layer_backward(r->layer, &args, ret_ticket);
+}
+
+int workload_step(struct workload_rank *r, mok_result *ret_forward, mok_result *ret_backward)
+{
+    mok_ticket forward, backward;
+    mok_result result[2] = { 0 };
+    int code = workload_forward(r, &forward);
+    if (code < 0)
+        return code;
+    code = workload_backward(r, MOK_BACKWARD_OVERWRITE_WGRAD, &backward);
+    if (code < 0)
+        return code;
+    code = mok_wait(r->session, forward, -1, &result[0]);
+    if (code == 0)
+        code = mok_wait(r->session, backward, -1, &result[1]);
+    if (ret_forward)
+        *ret_forward = result[0];
+    if (ret_backward)
+        *ret_backward = result[1];
+    return code < 0 ? code : result[0].code < 0 ? result[0].code : result[1].code;
+}
+
+static uint64_t hash_bytes(uint64_t hash, const void *data, uint64_t bytes)
+{
+    const uint8_t *p = data;
+    for (uint64_t i = 0; i < bytes; i++)
+        hash = (hash ^ p[i]) * 0x100000001b3u;
+    return hash;
+}
+
+uint64_t workload_hash(const struct workload_rank *r)
+{
+    const struct workload *p = r->problem;
+    uint64_t hash = 0xcbf29ce484222325u;
+    hash = hash_bytes(hash, mok_buffer_data(r->out), (uint64_t)r->tokens * p->hidden * 2);
+    hash = hash_bytes(hash, mok_buffer_data(r->d_x), (uint64_t)r->tokens * p->hidden * 2);
+    hash = hash_bytes(hash, mok_buffer_data(r->d_weight), (uint64_t)r->tokens * p->topk * 4);
+    mok_buffer *gradients[] = { r->d_gate, r->d_up, r->d_down };
+    for (int i = 0; i < 3; i++)
+        hash = hash_bytes(hash, mok_buffer_data(gradients[i]), mok_buffer_size(gradients[i]));
+    return hash;
+}

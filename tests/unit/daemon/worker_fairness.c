@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fair share of a device, on made-up time: who gets how much, and what an idle session may keep. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fairness.h"
+
+#define MS 1000000u
+#define MAX_JOBS 8
+
+/* A job is one session that always, or from some moment on, has the next phase ready. */
+struct job {
+    uint32_t uid, weight;
+    uint64_t phase_ns;
+    uint64_t from_ns; /* idle before this */
+    struct fair_session session;
+    struct fair_user spare;
+    uint64_t got_ns, order;
+    bool runnable;
+};
+
+struct device {
+    struct fair_share share;
+    struct job job[MAX_JOBS];
+    size_t jobs;
+    uint64_t now_ns, order;
+};
+
+static void add(struct device *device, uint32_t uid, uint32_t weight, uint64_t phase_ns, uint64_t from_ns)
+{
+    struct job *job = &device->job[device->jobs++];
+
+    *job = (struct job){ .uid = uid, .weight = weight, .phase_ns = phase_ns, .from_ns = from_ns };
+    fair_join(&device->share, &job->session, uid, &job->spare);
+    fair_weigh(&job->session, weight);
+}
+
+static struct job *next_job(struct device *device)
+{
+    struct job *best = NULL;
+
+    for (size_t i = 0; i < device->jobs; i++) {
+        struct job *job = &device->job[i];
+        if (!job->runnable && device->now_ns >= job->from_ns) {
+            job->runnable = true;
+            job->order = ++device->order;
+            fair_wake(&device->share, &job->session);
+        }
+        if (job->runnable && (!best || fair_before(&job->session, job->order, &best->session, best->order)))
+            best = job;
+    }
+    return best;
+}
+
+static void run_until(struct device *device, uint64_t end_ns)
+{
+    while (device->now_ns < end_ns) {
+        struct job *job = next_job(device);
+        if (!job) {
+            device->now_ns += MS;
+            continue;
+        }
+        fair_pick(&device->share, &job->session);
+        device->now_ns += job->phase_ns;
+        job->got_ns += job->phase_ns;
+        job->runnable = false;
+        fair_charge(&job->session, job->phase_ns);
+    }
+}
+
+static void assert_part(uint64_t got, uint64_t total, double part)
+{
+    double share = (double)got / (double)total;
+    if (share < part - 0.01 || share > part + 0.01)
+        fail_msg("share %.4f, want %.4f", share, part);
+}
+
+static void busy_users_of_weight_two_and_one_get_two_thirds_and_one_third(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add(&device, 1000, 2, 3 * MS, 0);
+    add(&device, 1001, 1, 7 * MS, 0);
+    run_until(&device, 10000ull * MS);
+    assert_part(device.job[0].got_ns, device.now_ns, 2.0 / 3);
+    assert_part(device.job[1].got_ns, device.now_ns, 1.0 / 3);
+}
+
+static void the_length_of_a_phase_gives_no_advantage(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add(&device, 1000, 1, 50 * MS, 0);
+    add(&device, 1001, 1, MS / 10, 0);
+    run_until(&device, 10000ull * MS);
+    assert_part(device.job[0].got_ns, device.now_ns, 0.5);
+}
+
+static void many_sessions_of_one_user_share_that_users_part(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add(&device, 1000, 1, 5 * MS, 0);
+    add(&device, 1000, 1, 2 * MS, 0);
+    add(&device, 1000, 1, 3 * MS, 0);
+    add(&device, 1001, 1, 5 * MS, 0);
+    run_until(&device, 20000ull * MS);
+    assert_part(device.job[3].got_ns, device.now_ns, 0.5);
+    for (size_t i = 0; i < 3; i++)
+        assert_part(device.job[i].got_ns, device.now_ns, 1.0 / 6);
+}
+
+static void an_idle_session_does_not_save_up_the_device(void **state)
+{
+    struct device device = { .share.burst_ns = 20 * MS };
+    (void)state;
+
+    add(&device, 1000, 1, 2 * MS, 0);
+    add(&device, 1001, 1, 2 * MS, 10000ull * MS);
+    run_until(&device, 10000ull * MS);
+    uint64_t before = device.now_ns;
+    run_until(&device, 10100ull * MS);
+    /* Half of what there was, and at most what the burst lets it catch up on. */
+    assert_true(device.job[1].got_ns <= (device.now_ns - before) / 2 + 20 * MS + 2 * MS);
+    assert_true(device.job[1].got_ns >= (device.now_ns - before) / 2);
+}
+
+static void a_session_that_comes_late_starts_where_the_others_are(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add(&device, 1000, 1, 2 * MS, 0);
+    run_until(&device, 5000ull * MS);
+    add(&device, 1001, 1, 2 * MS, 0);
+    uint64_t start = device.now_ns;
+    run_until(&device, 6000ull * MS);
+    assert_part(device.job[1].got_ns, device.now_ns - start, 0.5);
+}
+
+static void equal_claims_go_first_come_first_served(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add(&device, 1000, 1, MS, 0);
+    add(&device, 1001, 1, MS, 0);
+    const struct fair_session *a = &device.job[0].session, *b = &device.job[1].session;
+    assert_true(fair_before(a, 1, b, 2));
+    assert_false(fair_before(a, 2, b, 1));
+}
+
+static void the_last_session_of_a_user_takes_the_account_with_it(void **state)
+{
+    struct fair_share share = { 0 };
+    struct fair_session first, second, other;
+    struct fair_user spare, unused, another;
+    (void)state;
+
+    assert_true(fair_join(&share, &first, 7, &spare));
+    assert_false(fair_join(&share, &second, 7, &unused));
+    assert_true(fair_join(&share, &other, 8, &another));
+    assert_null(fair_leave(&share, &first));
+    assert_ptr_equal(fair_leave(&share, &second), &spare);
+    assert_ptr_equal(share.users, &another);
+    assert_null(another.next);
+    assert_ptr_equal(fair_leave(&share, &other), &another);
+    assert_null(share.users);
+}
+
+static void absurd_times_saturate_instead_of_wrapping(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add(&device, 1000, 1, MS, 0);
+    add(&device, 1001, 1, MS, 0);
+    fair_charge(&device.job[0].session, UINT64_MAX);
+    fair_charge(&device.job[0].session, UINT64_MAX);
+    assert_true(fair_before(&device.job[1].session, 2, &device.job[0].session, 1));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(busy_users_of_weight_two_and_one_get_two_thirds_and_one_third),
+        cmocka_unit_test(the_length_of_a_phase_gives_no_advantage),
+        cmocka_unit_test(many_sessions_of_one_user_share_that_users_part),
+        cmocka_unit_test(an_idle_session_does_not_save_up_the_device),
+        cmocka_unit_test(a_session_that_comes_late_starts_where_the_others_are),
+        cmocka_unit_test(equal_claims_go_first_come_first_served),
+        cmocka_unit_test(the_last_session_of_a_user_takes_the_account_with_it),
+        cmocka_unit_test(absurd_times_saturate_instead_of_wrapping),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
