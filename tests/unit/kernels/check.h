@@ -25,6 +25,12 @@ void check_zeros(const char *what, const struct problem *problem, const struct r
                  const struct result *want);
 /* Both of the above against the oracle. */
 void check_against_oracle(const char *what, const struct problem *problem, const struct result *got);
+/*
+ * For a layer in MXFP8 whose problem has MX weights: the bound is that of a reference with E4M3 operands, and errors far
+ * below it mean that nothing was quantised.
+ */
+void check_against_mx_oracle(const char *what, const struct problem *problem, const struct result *got,
+                             uint32_t precision);
 /* Ends the test unless the selected arrays of both have the same bits. */
 void check_bitwise(const char *what, const struct result *got, const struct result *want, uint32_t arrays);
 
