@@ -135,9 +135,9 @@ static float backward_row(struct float_network *net, const float *x, const float
 
 static void network_open(struct float_network *net, const struct problem *p, size_t width)
 {
-    *net = (struct float_network){.hidden = p->hidden, .width = width, .clamp = p->clamp};
-    float **widths[] = {&net->a, &net->b, &net->h, &net->d_a, &net->d_b, &net->a_moves, &net->b_moves};
-    float **rows[] = {&net->y, &net->d_x};
+    *net = (struct float_network){ .hidden = p->hidden, .width = width, .clamp = p->clamp };
+    float **widths[] = { &net->a, &net->b, &net->h, &net->d_a, &net->d_b, &net->a_moves, &net->b_moves };
+    float **rows[] = { &net->y, &net->d_x };
     for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
         *widths[i] = must_floats(width);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
@@ -146,7 +146,7 @@ static void network_open(struct float_network *net, const struct problem *p, siz
 
 static void network_close(struct float_network *net)
 {
-    float *all[] = {net->a, net->b, net->h, net->d_a, net->d_b, net->a_moves, net->b_moves, net->y, net->d_x};
+    float *all[] = { net->a, net->b, net->h, net->d_a, net->d_b, net->a_moves, net->b_moves, net->y, net->d_x };
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         free(all[i]);
 }
@@ -228,7 +228,7 @@ void reference_run_mx(const struct problem *p, uint32_t group, struct result *re
 {
     struct float_network expert, shared;
     struct rows rows;
-    float **all[] = {&rows.x, &rows.d_out, &rows.shared_x, &rows.shared_d_out, &rows.out, &rows.d_x};
+    float **all[] = { &rows.x, &rows.d_out, &rows.shared_x, &rows.shared_d_out, &rows.out, &rows.d_x };
 
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         *all[i] = must_floats(p->hidden);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define CANARY 0xa5
-static const uint8_t poison_bytes[2] = {0xc1, 0x7f};
+static const uint8_t poison_bytes[2] = { 0xc1, 0x7f };
 
 static size_t page_size(void)
 {
@@ -21,7 +21,7 @@ static size_t page_size(void)
 static struct guarded map(size_t bytes, int flags)
 {
     size_t page = page_size(), inner = (bytes + page - 1) / page * page;
-    struct guarded memory = {.map_bytes = inner + 2 * page, .bytes = bytes};
+    struct guarded memory = { .map_bytes = inner + 2 * page, .bytes = bytes };
 
     memory.map = mmap(NULL, memory.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
     if (memory.map == MAP_FAILED || (inner && mprotect(memory.map + page, inner, PROT_READ | PROT_WRITE) < 0)) {

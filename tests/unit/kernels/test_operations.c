@@ -19,8 +19,14 @@
 
 #define RANKS 2
 
-static const struct problem_options base = {.hidden = 48, .intermediate = 80, .experts = 4, .topk = 3, .tokens = 29,
-                                            .masked = 0.1, .shared_intermediate = 32, .seed = 100};
+static const struct problem_options base = { .hidden = 48,
+                                             .intermediate = 80,
+                                             .experts = 4,
+                                             .topk = 3,
+                                             .tokens = 29,
+                                             .masked = 0.1,
+                                             .shared_intermediate = 32,
+                                             .seed = 100 };
 
 struct group {
     struct problem problem;
@@ -33,8 +39,8 @@ static struct group group_open(const struct problem_options *options)
     struct group g;
 
     problem_make(&g.problem, options);
-    g.harness = harness_open(&(struct harness_options){.ranks = RANKS, .jitter = 5, .seed = 101});
-    g.layer = layer_open(g.harness, &g.problem, &(struct layer_options){.ring_tiles = 2, .max_tokens = 100});
+    g.harness = harness_open(&(struct harness_options){ .ranks = RANKS, .jitter = 5, .seed = 101 });
+    g.layer = layer_open(g.harness, &g.problem, &(struct layer_options){ .ring_tiles = 2, .max_tokens = 100 });
     return g;
 }
 
@@ -157,11 +163,11 @@ static void accumulating_onto_zeros_gives_the_bits_of_overwriting(void **state)
 static void contexts_of_several_micro_batches_may_be_open_and_used_in_any_order(void **state)
 {
     enum { BATCHES = 3 };
-    static const int order[BATCHES] = {1, 2, 0};
+    static const int order[BATCHES] = { 1, 2, 0 };
     struct group g = group_open(&base);
     struct problem batch[BATCHES];
     struct tensors *t[BATCHES];
-    struct result sum = {0}, reference_sum = {0}, got = {0};
+    struct result sum = { 0 }, reference_sum = { 0 }, got = { 0 };
 
     (void)state;
     result_alloc(&g.problem, &sum);
@@ -236,7 +242,7 @@ static void a_context_may_be_used_again(void **state)
 /* 29 tokens, then 3, none, 29 again: nothing of an earlier operation shines through. */
 static void the_number_of_tokens_may_change_from_one_operation_to_the_next(void **state)
 {
-    static const uint32_t tokens[] = {29, 3, 0, 1, 29};
+    static const uint32_t tokens[] = { 29, 3, 0, 1, 29 };
     struct group g = group_open(&base);
 
     (void)state;
@@ -267,16 +273,16 @@ static void layers_of_one_group_stay_apart_in_any_interleaving(void **state)
         struct problem_options o = base;
         o.seed += 20 + (uint64_t)i;
         problem_make(&p[i], &o);
-        run_problem(&p[i], &(struct run_options){.harness = {.ranks = RANKS}}, &alone[i]);
+        run_problem(&p[i], &(struct run_options){ .harness = { .ranks = RANKS } }, &alone[i]);
     }
     for (uint64_t seed = 0; seed < 12; seed++) {
-        struct harness *h = harness_open(&(struct harness_options){.ranks = RANKS, .jitter = 40, .seed = seed,
-                                                                   .chaos_delay_us = seed % 2 ? 50 : 0});
+        struct harness *h = harness_open(&(struct harness_options){
+            .ranks = RANKS, .jitter = 40, .seed = seed, .chaos_delay_us = seed % 2 ? 50 : 0 });
         struct layer *layer[2];
         struct tensors *t[2];
         struct operation *op[2][2];
         for (int i = 0; i < 2; i++) {
-            layer[i] = layer_open(h, &p[i], &(struct layer_options){.ring_tiles = 1});
+            layer[i] = layer_open(h, &p[i], &(struct layer_options){ .ring_tiles = 1 });
             t[i] = tensors_make(layer[i], &p[i], NULL, MOK_CONTEXT_FULL);
             op[i][0] = layer_forward(t[i], 0);
             op[i][1] = layer_backward(t[i], 0);
@@ -353,8 +359,8 @@ static void an_abort_on_one_rank_fails_the_operation_on_all(void **state)
     (void)state;
     harness_close(g.harness);
     for (uint64_t seed = 0; seed < 10; seed++) {
-        g.harness = harness_open(&(struct harness_options){.ranks = RANKS, .chaos_delay_us = 300, .seed = seed});
-        g.layer = layer_open(g.harness, &g.problem, &(struct layer_options){.ring_tiles = 1});
+        g.harness = harness_open(&(struct harness_options){ .ranks = RANKS, .chaos_delay_us = 300, .seed = seed });
+        g.layer = layer_open(g.harness, &g.problem, &(struct layer_options){ .ring_tiles = 1 });
         struct tensors *t = tensors_make(g.layer, &g.problem, NULL, MOK_CONTEXT_FULL);
         struct operation *op = layer_forward(t, 0);
         op->rank[seed % 2].abort_in = MOK_PHASE_MAIN;
@@ -396,7 +402,7 @@ static void garbage_in_masked_slots_and_unrouted_tokens_reaches_nothing(void **s
             p.x[t * p.hidden + j] = p.d_out[t * p.hidden + j] = 0x7fc0;
     }
     for (uint32_t ep = 1; ep <= 4; ep *= 2) {
-        struct run_options run = {.harness = {.ranks = ep}, .layer = {.ring_tiles = 2}};
+        struct run_options run = { .harness = { .ranks = ep }, .layer = { .ring_tiles = 2 } };
         run_problem(&p, &run, &got);
         run_problem(&clean, &run, &want);
         check_bitwise("garbage", &got, &want, CHECK_ALL);
@@ -411,7 +417,7 @@ static void garbage_in_masked_slots_and_unrouted_tokens_reaches_nothing(void **s
 /* SwiGLU far out: exponentials that overflow and underflow must not make a NaN, nor cost precision. */
 static void extreme_magnitudes_stay_finite_and_right(void **state)
 {
-    static const int shifts[] = {-60, -20, 6, 12, 30};
+    static const int shifts[] = { -60, -20, 6, 12, 30 };
 
     (void)state;
     for (size_t i = 0; i < sizeof(shifts) / sizeof(shifts[0]); i++) {
@@ -421,7 +427,7 @@ static void extreme_magnitudes_stay_finite_and_right(void **state)
         problem_make(&p, &base);
         for (size_t n = 0; n < problem_rows_elements(&p); n++)
             p.x[n] = bf16_from_float(ldexpf(bf16_to_float(p.x[n]), shifts[i]));
-        run_problem(&p, &(struct run_options){.harness = {.ranks = 2}}, &got);
+        run_problem(&p, &(struct run_options){ .harness = { .ranks = 2 } }, &got);
         snprintf(what, sizeof(what), "x times 2^%d", shifts[i]);
         check_against_oracle(what, &p, &got);
         result_free(&got);
