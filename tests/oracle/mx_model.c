@@ -22,6 +22,10 @@ double mx_model_decode(uint8_t code)
 
 uint8_t mx_model_encode(double value)
 {
+    static double decoded[0x7f]; /* of all magnitudes, made at the first call */
+    for (uint8_t code = 0; decoded[0x7e] == 0 && code < 0x7f; code++)
+        decoded[code] = mx_model_decode(code);
+
     uint8_t sign = signbit(value) ? 0x80 : 0, best = 0;
     double magnitude = fabs(value);
 
@@ -29,7 +33,7 @@ uint8_t mx_model_encode(double value)
         return sign | 0x7f;
     double nearest = magnitude; /* of code 0 */
     for (uint8_t code = 1; code <= 0x7e; code++) {
-        double distance = fabs(mx_model_decode(code) - magnitude);
+        double distance = fabs(decoded[code] - magnitude);
         /* Beside an infinite value all codes are equally far. */
         if (isinf(magnitude) || distance < nearest || (distance == nearest && code % 2 == 0)) {
             best = code;

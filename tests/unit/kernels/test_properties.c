@@ -73,6 +73,11 @@ static struct problem_options random_options(struct rng *rng, uint32_t ep)
     do
         o.intermediate = random_dim(rng);
     while (o.intermediate == o.hidden);
+    if (rng_below(rng, 5) == 0) { /* more rows an expert than a tile has */
+        o.tokens += 200;
+        o.hidden = 16;
+        o.intermediate = 48;
+    }
     return o;
 }
 
@@ -103,6 +108,36 @@ static void random_shapes_routings_and_splits_match_the_oracle(void **state)
                  n, o.hidden, o.intermediate, o.experts, o.topk, o.tokens, ep, run.layer.ring_tiles, (int)o.routing,
                  o.masked, (double)o.clamp, o.shared_intermediate);
         make_run_and_check(what, &o, &run);
+    }
+}
+
+static void mxfp8_layers_are_as_right_as_a_reference_with_e4m3_operands(void **state)
+{
+    static const uint32_t eps[] = { 1, 2, 4 };
+    struct rng rng = { 21 };
+
+    (void)state;
+    for (int n = 0; n < iterations() / 2; n++) {
+        uint32_t ep = eps[rng_below(&rng, 3)], precision = n % 2 ? MOK_MXFP8_PER32 : MOK_MXFP8_PER128;
+        struct problem_options o = random_options(&rng, ep);
+        struct run_options run = {
+            .harness = { .ranks = ep, .seed = o.seed },
+            .layer = { .ring_tiles = rng_below(&rng, 3), .precision = precision },
+            .context_mode = rng_below(&rng, 2) ? MOK_CONTEXT_FULL : MOK_CONTEXT_RECOMPUTE,
+        };
+        struct problem p;
+        struct result got;
+        char what[200];
+
+        o.clamp = 0; /* E4M3 puts values on either side of a limit as it likes */
+        snprintf(what, sizeof(what), "case %d: precision %u H %u I %u E %u K %u T %u EP %u routing %d masked %g", n,
+                 precision, o.hidden, o.intermediate, o.experts, o.topk, o.tokens, ep, (int)o.routing, o.masked);
+        problem_make(&p, &o);
+        problem_quantise_weights(&p, precision == MOK_MXFP8_PER32 ? 32 : 128);
+        run_problem(&p, &run, &got);
+        check_against_mx_oracle(what, &p, &got, precision);
+        result_free(&got);
+        problem_free(&p);
     }
 }
 
@@ -196,9 +231,10 @@ static void what_is_not_finite_stays_in_its_tokens_rows(uint16_t bits)
     struct problem p;
     struct result clean, got;
 
-    for (int variant = 0; variant < 3; variant++) {
+    for (int variant = 0; variant < 5; variant++) {
         o.shared_intermediate = variant == 1 ? 32 : 0;
         o.clamp = variant == 2 ? 0.5f : 0;
+        run.layer.precision = variant == 3 ? MOK_MXFP8_PER32 : variant == 4 ? MOK_MXFP8_PER128 : MOK_BF16;
         problem_make(&p, &o);
         run_problem(&p, &run, &clean);
         p.x[TOKEN * o.hidden + 5] = bits;
@@ -278,6 +314,7 @@ int main(void)
         ALONE(RESULT_D_SHARED_UP, "d_shared_up_alone_matches_the_oracle"),
         ALONE(RESULT_D_SHARED_DOWN, "d_shared_down_alone_matches_the_oracle"),
         cmocka_unit_test(random_shapes_routings_and_splits_match_the_oracle),
+        cmocka_unit_test(mxfp8_layers_are_as_right_as_a_reference_with_e4m3_operands),
         cmocka_unit_test(every_topk_matches_the_oracle_even_beyond_the_number_of_experts),
         cmocka_unit_test(every_share_of_masked_slots_matches_the_oracle),
         cmocka_unit_test(every_routing_and_weighting_matches_the_oracle_at_every_ep),
