@@ -219,6 +219,8 @@ MOK_HD void mok_dispatch_phase_done_inline(struct mok_dispatch_op *op, const str
 {
     op->result.device_ns += result->device_ns;
     op->result.schedule_ns += result->schedule_ns;
+    op->result.transfer_ns += result->transfer_ns;
+    op->result.compute_ns += result->compute_ns;
     switch (op->state) {
     case MOK_ST_PREPARING:
         if (op->info.status >= 0 && result->status < 0) {

@@ -148,7 +148,10 @@ struct mok_op_result {
     uint64_t bad_slot;
     int64_t bad_value;
     uint64_t device_ns;
-    uint64_t schedule_ns; /* the part of device_ns that built the schedule (MAIN) */
+    /* MAIN's time by kind of work, summed over the units that did it; 0 where an engine does not tell them apart */
+    uint64_t schedule_ns; /* building the schedule */
+    uint64_t transfer_ns; /* the transfers between ranks: dispatch and combine, or their reverses */
+    uint64_t compute_ns;  /* the experts, the shared one included */
 };
 
 #ifdef __cplusplus

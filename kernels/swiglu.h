@@ -3,12 +3,13 @@
  * SwiGLU and its gradient for one element, in FP32, from gate a and up b as they are saved (BF16 values):
  *     h = silu(a') * b',  silu(a) = a / (1 + exp(-a)),  a' = min(a, L), b' = min(max(b, -L), L)   (limit L; 0: none)
  * Plain multiplications and additions that must not be contracted, so that the bits are the same with any vector width.
- * NaN passes through the clamp; the gradient is zero where the clamp holds.
+ * NaN passes through the clamp; the gradient is zero where the clamp holds. Whether it holds is decided by the sums before
+ * they are rounded: what is saved of them is the nearest BF16 value on their side of the limit.
  */
 #ifndef MOK_KERNELS_SWIGLU_H
 #define MOK_KERNELS_SWIGLU_H
 
-#include "hd.h"
+#include "bf16.h"
 
 /* exp(x) to about one unit in the last place; overflows to Inf and underflows to 0. */
 MOK_HD float mok_exp(float x)
@@ -40,6 +41,32 @@ MOK_HD float mok_exp(float x)
 MOK_HD float mok_sigmoid(float x)
 {
     return 1.0f / (1.0f + mok_exp(-x));
+}
+
+/* value of magnitude m, rounded to `bf16`, kept on its side of the limit */
+MOK_HD uint16_t mok_keep_side(uint16_t bf16, float m, float rounded_m, float limit)
+{
+    uint16_t below = (uint16_t)(mok_f32_bits(limit) >> 16), sign = (uint16_t)(bf16 & 0x8000u);
+    uint16_t above = (uint16_t)(below + 1u);
+
+    bf16 = limit > 0 && m > limit && rounded_m <= limit ? (uint16_t)(sign | above) : bf16;
+    return limit > 0 && m <= limit && rounded_m > limit ? (uint16_t)(sign | below) : bf16;
+}
+
+/* Gate a and up b as they are saved. */
+MOK_HD uint16_t mok_gate_to_bf16(float a, float limit)
+{
+    uint16_t bf16 = mok_f32_to_bf16(a);
+
+    return mok_keep_side(bf16, a, mok_bf16_to_f32(bf16), limit);
+}
+
+MOK_HD uint16_t mok_up_to_bf16(float b, float limit)
+{
+    uint16_t bf16 = mok_f32_to_bf16(b);
+    float rounded = mok_bf16_to_f32(bf16);
+
+    return mok_keep_side(bf16, b < 0 ? -b : b, rounded < 0 ? -rounded : rounded, limit);
 }
 
 MOK_HD float mok_clamp_gate(float a, float limit)

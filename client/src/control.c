@@ -148,8 +148,8 @@ void control_close(struct control *control)
     if (!control)
         return;
     if (control->fd >= 0) {
-        fork_disown_fd(control->fd);
         shutdown(control->fd, SHUT_RDWR);
+        fork_disown_fd(control->fd);
         mok_close(control->fd);
     }
     pthread_cond_destroy(&control->moved);

@@ -86,6 +86,30 @@ static void describe_mismatch(const char *what, const struct mok_cqe *cqe, char 
                  cqe->detail, cqe->value);
 }
 
+static void describe_size(const char *what, const struct mok_cqe *cqe, char *ret, size_t capacity)
+{
+    if (cqe->argument == MOK_ARG_TOKENS)
+        snprintf(ret, capacity, "tokens must be %" PRIu64 ", as in the forward that left the context", cqe->value);
+    else
+        snprintf(ret, capacity, "%s has %" PRIu64 " bytes, must have at least %" PRIu64, what, cqe->value, cqe->bound);
+}
+
+static void describe_invalid(const char *what, const struct mok_cqe *cqe, char *ret, size_t capacity)
+{
+    if (cqe->argument == MOK_ARG_CONTEXT)
+        snprintf(ret, capacity, "context is not what a forward of this layer and these ranks left there");
+    else if (cqe->argument == MOK_ARG_CONTEXT_MODE && cqe->value != 0)
+        snprintf(ret, capacity,
+                 "context was left by a forward with context_mode %" PRIu64 ", must be used with the same", cqe->value);
+    else if (is_region(cqe->argument) && cqe->bound != 0)
+        snprintf(ret, capacity,
+                 "%s, which is written, begins at byte %" PRIu64 " in a region that ends at byte %" PRIu64, what,
+                 cqe->value, cqe->bound);
+    else
+        snprintf(ret, capacity, "%s is not valid here (value %" PRIu64 ", bound %" PRIu64 ")", what, cqe->value,
+                 cqe->bound);
+}
+
 /* Codes whose sentence is about an argument. False: there is none to speak of. */
 static bool describe_argument(const struct mok_cqe *cqe, char *ret, size_t capacity)
 {
@@ -98,7 +122,7 @@ static bool describe_argument(const struct mok_cqe *cqe, char *ret, size_t capac
         describe_range(what, cqe, ret, capacity);
         return true;
     case MOK_ESIZE:
-        snprintf(ret, capacity, "%s has %" PRIu64 " bytes, must have at least %" PRIu64, what, cqe->value, cqe->bound);
+        describe_size(what, cqe, ret, capacity);
         return true;
     case MOK_EALIGN:
         snprintf(ret, capacity, "%s has offset %" PRIu64 ", must be a multiple of %" PRIu64, what, cqe->value,
@@ -123,8 +147,7 @@ static bool describe_argument(const struct mok_cqe *cqe, char *ret, size_t capac
         describe_mismatch(what, cqe, ret, capacity);
         return true;
     case MOK_EARG:
-        snprintf(ret, capacity, "%s is not valid here (value %" PRIu64 ", bound %" PRIu64 ")", what, cqe->value,
-                 cqe->bound);
+        describe_invalid(what, cqe, ret, capacity);
         return true;
     }
     return false;
@@ -138,9 +161,9 @@ void describe_completion(unsigned opcode, const struct mok_cqe *cqe, char *ret_t
     switch (-cqe->result) {
     case MOK_EEXPERT:
         snprintf(ret_text, capacity,
-                 "ids: rank %" PRIu64 ", token %" PRIu64 ", slot %" PRIu64 " holds %" PRId64 ", must be -1..%" PRIu64,
-                 detail_rank(cqe->detail), detail_token(cqe->detail), detail_slot(cqe->detail), (int64_t)cqe->value,
-                 cqe->bound - 1);
+                 "%s: rank %" PRIu64 ", token %" PRIu64 ", slot %" PRIu64 " holds %" PRId64 ", must be -1..%" PRIu64,
+                 cqe->argument == MOK_ARG_CONTEXT ? "ids in the context" : "ids", detail_rank(cqe->detail),
+                 detail_token(cqe->detail), detail_slot(cqe->detail), (int64_t)cqe->value, cqe->bound - 1);
         return;
     case MOK_EPEER:
         snprintf(ret_text, capacity, "%s ended because rank %" PRIu64 " of the group is gone", name, cqe->detail);
@@ -159,10 +182,13 @@ void describe_completion(unsigned opcode, const struct mok_cqe *cqe, char *ret_t
         snprintf(ret_text, capacity, "%s was canceled", name);
         return;
     }
-    if (describe_argument(cqe, text, sizeof(text)))
-        snprintf(ret_text, capacity, "%s: %s", name, text);
+    if (!describe_argument(cqe, text, sizeof(text)))
+        snprintf(text, sizeof(text), "%s", mok_error_text(cqe->result));
+    /* What one rank found wrong fails all; a mismatch names its rank already. */
+    if (cqe->detail != 0 && cqe->result != -MOK_EMISMATCH)
+        snprintf(ret_text, capacity, "%s on rank %" PRIu64 ": %s", name, cqe->detail, text);
     else
-        snprintf(ret_text, capacity, "%s failed: %s", name, mok_error_text(cqe->result));
+        snprintf(ret_text, capacity, "%s: %s", name, text);
 }
 
 void describe_ranks(const uint32_t *ranks, size_t count, char *ret_text, size_t capacity)

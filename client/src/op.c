@@ -198,6 +198,7 @@ static void record_failure(mok_session *session, const struct outcome *outcome)
 
     describe_completion(outcome->opcode, &outcome->cqe, text, sizeof(text));
     if (outcome->group != 0) {
+        control_look(session->control); /* mokd's word may have come by now */
         pthread_mutex_lock(&session->lock);
         const struct failure *failure = session_failure(session, outcome->group);
         pthread_mutex_unlock(&session->lock); /* failures stay until the session closes */
@@ -317,7 +318,7 @@ _public_ int mok_cancel(mok_session *session, mok_ticket ticket)
     case 0:
         return 0;
     case -MOK_EBUSY:
-        return client_fail(MOK_EBUSY, "ticket %" PRIu64 ": too late, all ranks have joined", ticket);
+        return client_fail(MOK_EBUSY, "ticket %" PRIu64 ": too late, it will complete by itself", ticket);
     case -MOK_ENOENT:
         return client_fail(MOK_ENOENT, "ticket %" PRIu64 " has completed", ticket);
     }

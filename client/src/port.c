@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 
 #include "fork.h"
@@ -11,6 +12,9 @@
 /* Longest sleep between two looks at whether mokd is still there, and how often a caller that polls looks. */
 #define SLICE_NS 200000000u
 #define LOOK_NS 100000000u
+
+/* Control page, submissions, doorbell. */
+#define QUEUE_FDS 3
 
 /*
  * Where the counters of a queue start: near their end, so that every session goes through the wrap-around early and
@@ -69,6 +73,26 @@ static int lane_map(struct lane *lane, struct mok_wire_fds *fds, uint32_t entrie
     return r;
 }
 
+/*
+ * mokd gives a session one queue a device, and one whose descriptors got lost on the way stays that one. So a process
+ * at its descriptor limit does not ask.
+ */
+static int check_room_for_fds(void)
+{
+    int fd[QUEUE_FDS], r = 0;
+
+    for (size_t i = 0; i < QUEUE_FDS; i++) {
+        fd[i] = eventfd(0, EFD_CLOEXEC);
+        if (fd[i] < 0)
+            r = client_fail(MOK_EFDS,
+                            "a queue brings %d descriptors, more than this process may still have (ulimit -n)",
+                            QUEUE_FDS);
+    }
+    for (size_t i = 0; i < QUEUE_FDS; i++)
+        mok_close(fd[i]);
+    return r;
+}
+
 static int lane_open(mok_session *session, uint32_t device, struct lane **ret_lane)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
@@ -80,7 +104,10 @@ static int lane_open(mok_session *session, uint32_t device, struct lane **ret_la
     body.initial_counter = INITIAL_COUNTER;
     request.body_case = MOK__REQUEST__BODY_QUEUE_OPEN;
     request.queue_open = &body;
-    int r = session_call(session, &request, MOK__REPLY__BODY_QUEUE_OPEN, 3, &answer);
+    int r = check_room_for_fds();
+    if (r < 0)
+        return r;
+    r = session_call(session, &request, MOK__REPLY__BODY_QUEUE_OPEN, QUEUE_FDS, &answer);
     if (r < 0)
         return r;
     struct lane *lane = calloc(1, sizeof(*lane));

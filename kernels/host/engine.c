@@ -13,7 +13,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define MAX_THREADS 1024u
@@ -80,7 +79,7 @@ static int host_open(const struct mok_engine_config *config, struct mok_engine *
     pthread_cond_init(&engine->moved, NULL);
     engine->unit = calloc(config->threads, sizeof(*engine->unit));
     engine->thread = calloc(config->threads, sizeof(*engine->thread));
-    mok_host_blas_open(engine);
+    engine->gemm = mok_gemm_choose();
     if (!engine->unit || !engine->thread)
         r = fail(message, -MOK_ENOMEM, "no memory for an engine of %u threads", config->threads);
     else
@@ -306,14 +305,6 @@ static void clear_progress(struct mok_engine_layer *layer, enum mok_phase phase)
         layer->progress[(size_t)stage * layer->max_slots] = (struct mok_host_progress){ 0, 0 };
 }
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 static int host_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase)
 {
     struct mok_engine *engine = layer->engine;
@@ -337,7 +328,7 @@ static int host_start(struct mok_engine_layer *layer, const struct mok_op_args *
         .layer = layer,
         .args = args,
         .program = program,
-        .started_ns = now_ns(),
+        .started_ns = mok_host_now_ns(),
         .active = true,
         .result = refused, /* a refused phase ends as one that failed, in a thread of ours */
     };

@@ -8,7 +8,38 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
+
+uint64_t mok_host_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Adds a task's time to the kind of work it was. */
+static void account(struct mok_op_result *result, enum mok_host_stage stage, uint64_t ns)
+{
+    switch (stage) {
+    case MOK_STAGE_COUNT:
+    case MOK_STAGE_SCAN:
+    case MOK_STAGE_FILL:
+        result->schedule_ns += ns;
+        return;
+    case MOK_STAGE_DISPATCH:
+    case MOK_STAGE_COMBINE:
+        result->transfer_ns += ns;
+        return;
+    case MOK_STAGE_CHECK:
+    case MOK_STAGE_SAVE:
+    case MOK_STAGE_REDUCE:
+        return;
+    default:
+        result->compute_ns += ns;
+    }
+}
 
 static void complete_group(struct mok_engine *engine, const struct mok_host_group *group)
 {
@@ -120,12 +151,17 @@ static void run_tasks(struct mok_engine *engine, struct mok_host_unit *unit)
             break;
         if (take(engine, first, &group, &index, &first_ended) ||
             take(engine, second, &group, &index, &second_ended)) {
+            uint64_t ns;
+
             op->running++;
             pthread_mutex_unlock(&engine->lock);
             chaos(unit);
+            ns = mok_host_now_ns();
             op->program->task(op, unit, &group, index);
+            ns = mok_host_now_ns() - ns;
             pthread_mutex_lock(&engine->lock);
             op->running--;
+            account(&op->result, group.stage, ns);
             finish(engine, &group);
             continue;
         }
@@ -146,12 +182,9 @@ static void run_tasks(struct mok_engine *engine, struct mok_host_unit *unit)
 static void end_phase(struct mok_engine *engine)
 {
     struct mok_host_op *op = &engine->op;
-    struct timespec now;
 
-    clock_gettime(CLOCK_MONOTONIC, &now);
     op->active = false;
-    op->result.device_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec - op->started_ns;
-    op->result.schedule_ns = op->schedule_ns;
+    op->result.device_ns = mok_host_now_ns() - op->started_ns;
     engine->ended = true;
     if (!engine->config.notify)
         return;

@@ -4,16 +4,6 @@
  */
 #include "host.h"
 
-#include <time.h>
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 enum mok_host_at mok_host_schedule_group(const struct mok_host_op *op, uint64_t at, struct mok_host_group *ret)
 {
     uint32_t ep = op->layer->plan.spec.ep;
@@ -66,7 +56,7 @@ void mok_host_schedule_task(struct mok_host_op *op, const struct mok_host_group 
     const struct mok_plan *plan = &layer->plan;
     uint32_t first = plan->spec.rank * plan->local_experts, source = (uint32_t)index;
     const int32_t *ids = (const int32_t *)(const void *)(layer->sym[source] + plan->sym_ids);
-    uint64_t slots = (uint64_t)op->args->peer[source].tokens * plan->spec.topk, started = now_ns();
+    uint64_t slots = (uint64_t)op->args->peer[source].tokens * plan->spec.topk;
 
     if (group->stage == MOK_STAGE_COUNT)
         mok_schedule_count(ids, slots, first, plan->local_experts,
@@ -75,5 +65,4 @@ void mok_host_schedule_task(struct mok_host_op *op, const struct mok_host_group 
         scan(op);
     else
         mok_schedule_fill(&layer->schedule, source, ids, slots, first);
-    __atomic_fetch_add(&op->schedule_ns, now_ns() - started, __ATOMIC_RELAXED);
 }

@@ -308,6 +308,21 @@ static void at_the_descriptor_limit_an_allocation_fails_by_name_and_the_session_
     assert_works(mok_wait(session, ticket, -1, NULL));
 }
 
+static void at_the_descriptor_limit_no_queue_is_asked_for(void **state)
+{
+    struct rlimit before;
+    mok_ticket ticket;
+    (void)state;
+    unsigned asked = fake_seen(&fake, REQUEST(QUEUE_OPEN));
+    limit_fds(&before, 2);
+    int r = mok_nop(session, 0, &ticket);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_fails(r, MOK_EFDS, "a queue brings 3 descriptors");
+    assert_int_equal(fake_seen(&fake, REQUEST(QUEUE_OPEN)), asked);
+    assert_works(mok_nop(session, 0, &ticket));
+    assert_works(mok_wait(session, ticket, -1, NULL));
+}
+
 static void at_the_descriptor_limit_a_session_cannot_open_and_says_so(void **state)
 {
     struct rlimit before;
@@ -530,6 +545,7 @@ int main(void)
         TEST_SESSION(mokd_hanging_up_ends_the_call_and_every_later_one),
         TEST_SESSION(mokd_s_last_word_is_the_reason_of_later_calls),
         TEST_SESSION(at_the_descriptor_limit_an_allocation_fails_by_name_and_the_session_lives),
+        TEST_SESSION(at_the_descriptor_limit_no_queue_is_asked_for),
         TEST(at_the_descriptor_limit_a_session_cannot_open_and_says_so),
         TEST_SESSION(devices_are_listed_as_far_as_there_is_room_and_counted_all),
         TEST_SESSION(buffers_are_zeroed_memory_of_their_size_and_go_when_freed),

@@ -190,9 +190,10 @@ static void two_processes_never_sleep_through_a_wake_up(void **state)
 struct meeting {
     struct parties p;
     uint32_t arrived; /* counts both threads' arrivals */
-    uint32_t rounds;
-    uint32_t slot; /* of the operation that the worker is to complete */
-    int32_t lean;  /* > 0: the other side waits so much longer, < 0: this side does */
+    bool over;        /* told at a meeting */
+    uint32_t slot;    /* of the operation that the worker is to complete */
+    int32_t lean;     /* > 0: the other side waits so much longer, < 0: this side does */
+    uint64_t until;   /* CLOCK_MONOTONIC, ns */
     void (*other)(struct meeting *meeting);
 };
 
@@ -245,13 +246,14 @@ static void *other_side(void *argument)
     uint32_t arrivals = 0;
 
     stay_on_processor(1);
-    for (uint32_t i = 0; i < m->rounds; i++) {
+    for (;;) {
         meet(m, &arrivals);
+        if (m->over)
+            return NULL;
         spin(&seed, m->lean);
         m->other(m);
         meet(m, &arrivals);
     }
-    return NULL;
 }
 
 static uint64_t rings(const struct parties *p)
@@ -283,19 +285,29 @@ static bool arm_and_look(struct meeting *m)
     return mok_queue_worker_ready(&m->p.worker);
 }
 
-static void start_meeting(struct meeting *m, pthread_t *ret_thread, void (*other)(struct meeting *), uint32_t rounds)
+#define HEAD_ON_ROUNDS 60000u
+#define HEAD_ON_NS 700000000u
+
+static bool another_round(const struct meeting *m, uint32_t done)
 {
-    *m = (struct meeting){ .other = other, .rounds = rounds };
+    return done < HEAD_ON_ROUNDS && (done % 64 || mok_now_ns() < m->until);
+}
+
+static void end_meeting(struct meeting *m, pthread_t thread, uint32_t *arrivals)
+{
+    m->over = true;
+    meet(m, arrivals);
+    pthread_join(thread, NULL);
+    parties_close(&m->p);
+}
+
+static void start_meeting(struct meeting *m, pthread_t *ret_thread, void (*other)(struct meeting *))
+{
+    *m = (struct meeting){ .other = other, .until = mok_now_ns() + HEAD_ON_NS };
     parties_open(&m->p, ENTRIES, NEAR_WRAP);
     stay_on_processor(0);
     assert_int_equal(pthread_create(ret_thread, NULL, other_side, m), 0);
 }
-
-#ifdef MOK_SANITIZED
-#define HEAD_ON_ROUNDS 10000u
-#else
-#define HEAD_ON_ROUNDS 60000u
-#endif
 
 static void publishing_while_the_worker_lies_down_is_either_seen_or_rung(void **state)
 {
@@ -303,10 +315,10 @@ static void publishing_while_the_worker_lies_down_is_either_seen_or_rung(void **
     struct meeting m;
     pthread_t thread;
     uint64_t seed = 33;
-    uint32_t arrivals = 0, lost = 0, seen = 0;
+    uint32_t arrivals = 0, rounds = 0, lost = 0, seen = 0;
 
-    start_meeting(&m, &thread, publish_one, HEAD_ON_ROUNDS);
-    for (uint32_t i = 0; i < HEAD_ON_ROUNDS; i++) {
+    start_meeting(&m, &thread, publish_one);
+    for (; another_round(&m, rounds); rounds++) {
         mok_queue_worker_disarm(&m.p.worker);
         meet(&m, &arrivals);
         spin(&seed, -m.lean);
@@ -320,9 +332,8 @@ static void publishing_while_the_worker_lies_down_is_either_seen_or_rung(void **
         reap(&m.p.client, 1, 0);
         rings(&m.p);
     }
-    pthread_join(thread, NULL);
-    parties_close(&m.p);
-    print_message("%u seen, %u rung\n", seen, HEAD_ON_ROUNDS - seen);
+    end_meeting(&m, thread, &arrivals);
+    print_message("%u seen, %u rung\n", seen, rounds - seen);
     assert_int_equal(lost, 0);
 }
 
@@ -332,14 +343,14 @@ static void reaping_while_the_worker_lies_down_for_want_of_room_is_either_seen_o
     struct meeting m;
     pthread_t thread;
     uint64_t seed = 35;
-    uint32_t arrivals = 0, lost = 0, seen = 0;
+    uint32_t arrivals = 0, rounds = 0, lost = 0, seen = 0;
 
-    start_meeting(&m, &thread, reap_one, HEAD_ON_ROUNDS);
+    start_meeting(&m, &thread, reap_one);
     for (uint32_t i = 0; i < 2 * ENTRIES; i++) {
         assert_int_equal(submit(&m.p.client, 1), 0);
         complete(&m.p.worker, take(&m.p.worker, 1), 0);
     }
-    for (uint32_t i = 0; i < HEAD_ON_ROUNDS; i++) {
+    for (; another_round(&m, rounds); rounds++) {
         mok_queue_worker_disarm(&m.p.worker);
         assert_int_equal(submit(&m.p.client, 1), 0);
         rings(&m.p);
@@ -352,9 +363,8 @@ static void reaping_while_the_worker_lies_down_for_want_of_room_is_either_seen_o
         learn(&m, ready);
         complete(&m.p.worker, take(&m.p.worker, 1), 0);
     }
-    pthread_join(thread, NULL);
-    parties_close(&m.p);
-    print_message("%u seen, %u rung\n", seen, HEAD_ON_ROUNDS - seen);
+    end_meeting(&m, thread, &arrivals);
+    print_message("%u seen, %u rung\n", seen, rounds - seen);
     assert_int_equal(lost, 0);
 }
 
@@ -365,10 +375,10 @@ static void completing_while_the_client_lies_down_is_either_seen_or_wakes_it(voi
     struct meeting m;
     pthread_t thread;
     uint64_t seed = 37;
-    uint32_t arrivals = 0, seen = 0;
+    uint32_t arrivals = 0, rounds = 0, seen = 0;
 
-    start_meeting(&m, &thread, complete_one, HEAD_ON_ROUNDS);
-    for (uint32_t i = 0; i < HEAD_ON_ROUNDS; i++) {
+    start_meeting(&m, &thread, complete_one);
+    for (; another_round(&m, rounds); rounds++) {
         assert_int_equal(submit(&m.p.client, 1), 0);
         m.slot = take(&m.p.worker, 1);
         uint32_t wakeups = m.p.worker.cq_wakeups;
@@ -381,9 +391,8 @@ static void completing_while_the_client_lies_down_is_either_seen_or_wakes_it(voi
         learn(&m, !woken);
         reap(&m.p.client, 1, 0);
     }
-    pthread_join(thread, NULL);
-    parties_close(&m.p);
-    print_message("%u seen, %u woken\n", seen, HEAD_ON_ROUNDS - seen);
+    end_meeting(&m, thread, &arrivals);
+    print_message("%u seen, %u woken\n", seen, rounds - seen);
 }
 
 /* ------------------------------------------------------------------ closing */
