@@ -12,8 +12,9 @@
  * infos once all are ready, and from all push statuses once all have pushed; the lowest rank at fault is the one told.
  *
  * Cancel. Before a rank publishes ready(n), cancelling n makes its own info unwell. Later its info is constant, so it
- * leaves cancel = n, which every other rank reads just before it publishes ready(n): that rank then publishes an unwell
- * info. So a verdict is a function of the infos alone, and a cancel that crosses the last rank's ready has no effect.
+ * says ASKED, fences, and looks at the ready flags. Is one missing, then whoever sees all ready later also sees ASKED,
+ * waits for the answer, which comes in a moment, and nobody runs: GRANTED. Are all ready, somebody may run already:
+ * REFUSED, everybody runs. So a cancel is known to have worked, or not, when it returns.
  * The functions themselves are in dispatch_step.h, inline, for the host and for a CUDA device.
  */
 #ifndef MOK_KERNELS_DISPATCH_H
@@ -50,9 +51,15 @@ struct mok_layer_flags {
     uint8_t pad1[116];
     uint32_t sleeping; /* the worker of this rank sleeps: ring its doorbell after writing a flag */
     uint8_t pad2[124];
-    uint64_t cancel; /* highest sequence number that this rank wants cancelled although it has published ready of it */
+    uint64_t cancel; /* seq << 2 | enum mok_cancel_word: asked for although ready(seq) was published */
     uint8_t pad3[120];
     struct mok_op_info info;
+};
+
+enum mok_cancel_word {
+    MOK_CANCEL_ASKED = 1,
+    MOK_CANCEL_GRANTED = 2,
+    MOK_CANCEL_REFUSED = 3,
 };
 
 enum mok_op_state {
@@ -101,10 +108,10 @@ enum mok_dispatch_action mok_dispatch_step(struct mok_dispatch_op *op, const str
 void mok_dispatch_phase_done(struct mok_dispatch_op *op, const struct mok_op_result *result);
 
 /*
- * Makes the operation fail on all ranks: with `code` while this rank has not published ready; with -MOK_ECANCELED
- * (argument MOK_ARG_RANKS, bad_value this rank) as soon as the ranks that are missing join, when it has. Peers need no
- * wake-up: none acts on it before it joins. Returns -MOK_EBUSY once all ranks are ready; the operation then completes by
- * itself, as it does when 0 was returned while the last rank was just becoming ready.
+ * Makes the operation fail on all ranks: with `code` while this rank has not published ready, with -MOK_ECANCELED when
+ * it has. 0: no rank will run it, so nobody touches the caller's memory for it any more; go on stepping all the same,
+ * until the missing ranks have joined and learnt it. -MOK_EBUSY: all ranks are ready, it completes by itself. Peers are
+ * to be woken either way.
  */
 int mok_dispatch_cancel(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, int code);
 

@@ -43,12 +43,37 @@ MOK_HD void mok_dispatch_mismatch(struct mok_dispatch_op *op, uint32_t rank, uin
     op->result.bad_value = value;
 }
 
+MOK_HD bool mok_dispatch_cancel_is(const struct mok_dispatch_op *op, const struct mok_layer_flags *flags,
+                                   enum mok_cancel_word word)
+{
+    return mok_flag_load(&flags->cancel) == (op->seq << 2 | (uint64_t)word);
+}
+
+/* A rank that asks has its answer in a moment; all do as it says. */
+MOK_HD bool mok_dispatch_cancel_pending(const struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
+{
+    uint32_t r;
+
+    for (r = 0; r < view->ep; r++)
+        if (mok_dispatch_cancel_is(op, view->flags[r], MOK_CANCEL_ASKED))
+            return true;
+    return false;
+}
+
 /* All infos are there and constant: the same verdict on every rank. */
 MOK_HD void mok_dispatch_verdict(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
 {
     const struct mok_op_info *first = &view->flags[0]->info;
     uint32_t r;
 
+    for (r = 0; r < view->ep; r++)
+        if (mok_dispatch_cancel_is(op, view->flags[r], MOK_CANCEL_GRANTED)) {
+            op->fault_rank = r;
+            op->result.status = -MOK_ECANCELED;
+            op->result.argument = MOK_ARG_RANKS;
+            op->result.bad_value = r;
+            return;
+        }
     for (r = 0; r < view->ep; r++)
         if (view->flags[r]->info.status < 0) {
             mok_dispatch_fail(op, r, &view->flags[r]->info);
@@ -103,26 +128,10 @@ MOK_HD uint32_t mok_dispatch_missing_inline(const struct mok_dispatch_op *op, co
     return missing;
 }
 
-/* Takes over another rank's wish to cancel, while this rank's info is still its own to change. */
-MOK_HD void mok_dispatch_look_for_cancel(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
-{
-    uint32_t r;
-
-    for (r = 0; r < view->ep && op->info.status >= 0; r++) {
-        if (r == view->rank || mok_flag_load(&view->flags[r]->cancel) != op->seq)
-            continue;
-        op->info.status = -MOK_ECANCELED;
-        op->info.argument = MOK_ARG_RANKS;
-        op->info.bad_token = op->info.bad_slot = 0;
-        op->info.bad_value = r;
-    }
-}
-
 MOK_HD void mok_dispatch_publish_ready(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
 {
     struct mok_layer_flags *own = view->flags[view->rank];
 
-    mok_dispatch_look_for_cancel(op, view);
     own->info = op->info;
     mok_flag_store(&own->ready, op->seq);
     op->published = true;
@@ -189,6 +198,9 @@ MOK_HD enum mok_dispatch_action mok_dispatch_step_inline(struct mok_dispatch_op 
         }
         if (mok_dispatch_missing_inline(op, view, NULL) > 0)
             return MOK_ACT_WAIT;
+        mok_flag_fence(); /* between all ready flags and the first look at `cancel` */
+        if (mok_dispatch_cancel_pending(op, view))
+            return MOK_ACT_WAIT;
         op->all_ready_ns = now_ns ? now_ns : 1;
         mok_dispatch_verdict(op, view);
         op->published = false;
@@ -253,16 +265,32 @@ MOK_HD void mok_dispatch_phase_done_inline(struct mok_dispatch_op *op, const str
     }
 }
 
+/* After ready: see dispatch.h. An answer is final. */
+MOK_HD int mok_dispatch_ask_cancel(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
+{
+    struct mok_layer_flags *own = view->flags[view->rank];
+    uint64_t *word = &own->cancel;
+
+    if (mok_dispatch_cancel_is(op, own, MOK_CANCEL_GRANTED))
+        return 0;
+    if (mok_dispatch_cancel_is(op, own, MOK_CANCEL_REFUSED))
+        return -MOK_EBUSY;
+    mok_flag_store(word, op->seq << 2 | MOK_CANCEL_ASKED);
+    mok_flag_fence();
+    if (mok_dispatch_missing_inline(op, view, NULL) == 0) {
+        mok_flag_store(word, op->seq << 2 | MOK_CANCEL_REFUSED);
+        return -MOK_EBUSY;
+    }
+    mok_flag_store(word, op->seq << 2 | MOK_CANCEL_GRANTED);
+    return 0;
+}
+
 MOK_HD int mok_dispatch_cancel_inline(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, int code)
 {
     if (op->state > MOK_ST_READY)
         return -MOK_EBUSY;
-    if (op->state == MOK_ST_READY && op->published) {
-        if (mok_dispatch_missing_inline(op, view, NULL) == 0)
-            return -MOK_EBUSY;
-        mok_flag_store(&view->flags[view->rank]->cancel, op->seq);
-        return 0;
-    }
+    if (op->state == MOK_ST_READY && op->published)
+        return mok_dispatch_ask_cancel(op, view);
     if (op->info.status >= 0) {
         op->info.status = code;
         op->info.argument = 0;

@@ -19,6 +19,20 @@ MOK_HD uint64_t mok_flag_load(const uint64_t *flag)
 #endif
 }
 
+/* Store, fence, load here against store, fence, load elsewhere: at least one side sees the other's store. */
+MOK_HD void mok_flag_fence(void)
+{
+#if defined(__CUDA_ARCH__)
+    asm volatile("fence.sc.sys;" : : : "memory");
+#elif defined(__SANITIZE_THREAD__)
+    /* The thread sanitizer has no model of fences; nothing relies on this one for the visibility of plain data. */
+    uint64_t word = 0;
+    __atomic_fetch_add(&word, 1, __ATOMIC_SEQ_CST);
+#else
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
+
 MOK_HD void mok_flag_store(uint64_t *flag, uint64_t value)
 {
 #if defined(__CUDA_ARCH__)

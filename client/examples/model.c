@@ -235,24 +235,20 @@ void model_initialise(struct model *model, uint64_t seed)
     }
 }
 
-void model_publish(struct model *model, struct moe *moe)
+int model_publish(struct model *model, struct moe *moe)
 {
-    const struct model_shape *s = &model->shape;
-    unsigned local = s->experts / s->ranks;
+    int rc = 0;
 
-    for (unsigned l = 0; l < s->layers; l++) {
-        for (unsigned w = MOE_GATE; w <= MOE_DOWN; w++) {
-            struct adamw_tensor all = model_expert(model, l, 0, (enum moe_weight)w);
-
-            ops_to_bf16(local * all.count, all.value, moe_weights(moe, l, (enum moe_weight)w));
-        }
-    }
-    for (size_t i = 0; i < model->span_count; i++) {
+    for (unsigned l = 0; l < model->shape.layers && rc == 0; l++)
+        for (unsigned w = MOE_GATE; w <= MOE_DOWN && rc == 0; w++)
+            rc = moe_set_weights(moe, l, (enum moe_weight)w, model_expert(model, l, 0, (enum moe_weight)w).value);
+    for (size_t i = 0; i < model->span_count && rc == 0; i++) {
         const struct model_span *span = &model->spans[i];
 
         if (span->weight != MOE_WEIGHTS)
-            ops_to_bf16(span->count, model->dense.value + span->at, moe_weights(moe, span->layer, span->weight));
+            rc = moe_set_weights(moe, span->layer, span->weight, model->dense.value + span->at);
     }
+    return rc;
 }
 
 void model_update(struct model *model, struct moe *moe, const struct adamw *adamw, uint64_t step)

@@ -44,8 +44,8 @@ void model_free(struct model *model);
 
 /* Initial parameters; those of an expert depend on the seed and its global number alone. */
 void model_initialise(struct model *model, uint64_t seed);
-/* Writes the BF16 copies of the parameters that the layers read. */
-void model_publish(struct model *model, struct moe *moe);
+/* Gives the layers the present parameters, in their precision. */
+int model_publish(struct model *model, struct moe *moe);
 
 /*
  * One step's forward and backward over all micro-batches; dense gradients of this rank are in model_gradients after,

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "mok/mok.h"
+#include "ops.h"
 #include "report.h"
 
 #define JOIN_MS 60000u               /* until all ranks of the job are there */
@@ -24,7 +25,7 @@ struct slot {
 struct layer {
     mok_layer *layer;
     mok_buffer *symmetric, *private;
-    mok_view weights[MOE_WEIGHTS], gradients[MOE_WEIGHTS];
+    mok_view weights[MOE_WEIGHTS], scales[MOE_WEIGHTS], gradients[MOE_WEIGHTS];
     struct slot *slots;
 };
 
@@ -48,6 +49,17 @@ size_t moe_weight_count(const struct moe *moe, enum moe_weight which)
     if (which < MOE_SHARED_GATE)
         return (size_t)(config->experts / config->ranks) * config->intermediate * config->hidden;
     return (size_t)config->shared_intermediate * config->hidden;
+}
+
+/* Length of the tensor's rows, along which MXFP8 blocks lie. */
+static size_t row_length(const struct moe_config *config, enum moe_weight which)
+{
+    return which == MOE_DOWN ? config->intermediate : config->hidden;
+}
+
+static int in_mxfp8(const struct moe_config *config, enum moe_weight which)
+{
+    return config->precision != MOK_BF16 && which < MOE_SHARED_GATE;
 }
 
 static unsigned weight_kinds(const struct moe_config *config)
@@ -74,9 +86,14 @@ static void lay_out(struct moe *moe, struct layer *layer, uint64_t context_bytes
     uint64_t symmetric = 0, private = 0;
 
     for (unsigned w = 0; w < weight_kinds(config); w++) {
-        size_t count = moe_weight_count(moe, (enum moe_weight)w);
+        size_t count = moe_weight_count(moe, (enum moe_weight)w), length = row_length(config, (enum moe_weight)w);
 
-        layer->weights[w] = carve(&private, count * sizeof(uint16_t));
+        if (in_mxfp8(config, (enum moe_weight)w)) {
+            layer->weights[w] = carve(&private, count);
+            layer->scales[w] = carve(&private, mok_mxfp8_scale_bytes(count / length, length));
+        } else {
+            layer->weights[w] = carve(&private, count * sizeof(uint16_t));
+        }
         layer->gradients[w] = carve(&private, count * sizeof(float));
     }
     for (unsigned m = 0; m < config->micro_batches; m++) {
@@ -97,8 +114,11 @@ static void lay_out(struct moe *moe, struct layer *layer, uint64_t context_bytes
 
 static void give_memory(const struct moe_config *config, struct layer *layer)
 {
-    for (unsigned w = 0; w < weight_kinds(config); w++)
+    for (unsigned w = 0; w < weight_kinds(config); w++) {
         layer->weights[w].buffer = layer->gradients[w].buffer = layer->private;
+        if (in_mxfp8(config, (enum moe_weight)w))
+            layer->scales[w].buffer = layer->private;
+    }
     for (unsigned m = 0; m < config->micro_batches; m++) {
         struct slot *slot = &layer->slots[m];
 
@@ -125,6 +145,9 @@ static int bind_weights(struct layer *layer)
         .d_shared_gate = g[MOE_SHARED_GATE],
         .d_shared_up = g[MOE_SHARED_UP],
         .d_shared_down = g[MOE_SHARED_DOWN],
+        .gate_scale = layer->scales[MOE_GATE],
+        .up_scale = layer->scales[MOE_UP],
+        .down_scale = layer->scales[MOE_DOWN],
     };
     int rc = mok_layer_bind(layer->layer, &params);
 
@@ -269,6 +292,28 @@ struct moe_activations moe_activations(struct moe *moe, unsigned layer, unsigned
     };
 }
 
+int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, const float *values)
+{
+    const struct moe_config *config = &moe->config;
+    size_t count = moe_weight_count(moe, which), length = row_length(config, which);
+    void *weights = address(moe->layers[layer].weights[which]);
+    mok_mxfp8_options options = {
+        .size = sizeof(options),
+        .rows = count / length,
+        .columns = length,
+        .dtype = MOK_DTYPE_F32,
+        .precision = config->precision,
+    };
+    int rc;
+
+    if (!in_mxfp8(config, which)) {
+        ops_to_bf16(count, values, weights);
+        return 0;
+    }
+    rc = mok_mxfp8_quantize(&options, values, weights, address(moe->layers[layer].scales[which]));
+    return rc < 0 ? failed(rc, "mok_mxfp8_quantize") : 0;
+}
+
 uint16_t *moe_weights(struct moe *moe, unsigned layer, enum moe_weight which)
 {
     return address(moe->layers[layer].weights[which]);
@@ -304,6 +349,7 @@ int moe_backward(struct moe *moe, unsigned layer, unsigned micro, int overwrite)
     mok_backward_args args = {
         .size = sizeof(args),
         .tokens = moe->config.tokens,
+        .context_mode = moe->config.recompute ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL,
         .flags = overwrite ? MOK_BACKWARD_OVERWRITE_WGRAD : 0,
         .timeout_ns = OPERATION_NS,
         .x = slot->x,

@@ -21,7 +21,7 @@ struct moe_config {
     int recompute;                /* keep only the routing for backward */
 };
 
-/* Weights: BF16. The first three are [local experts][...], the others belong to the shared expert. */
+/* The first three are [local experts][...], the others belong to the shared expert. */
 enum moe_weight {
     MOE_GATE,
     MOE_UP,
@@ -53,6 +53,9 @@ int moe_open(const struct moe_config *config, struct moe **ret);
 void moe_close(struct moe *moe);
 
 struct moe_activations moe_activations(struct moe *moe, unsigned layer, unsigned micro);
+/* Gives the layer this tensor's values, rounded to its precision (a shared expert's are BF16 always). */
+int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, const float *values);
+/* The BF16 tensor itself; not for experts of another precision. */
 uint16_t *moe_weights(struct moe *moe, unsigned layer, enum moe_weight which);
 float *moe_gradients(struct moe *moe, unsigned layer, enum moe_weight which);
 /* Elements of that tensor on this rank. */

@@ -224,7 +224,9 @@ static int rank_open(struct rank *r)
     rc = moe_open(&config, &r->moe);
     if (rc < 0)
         return rc;
-    model_publish(r->model, r->moe);
+    rc = model_publish(r->model, r->moe);
+    if (rc < 0)
+        return rc;
     r->adamw = adamw_default(r->options->rate);
     return comm_barrier(r->comm);
 }
@@ -261,10 +263,9 @@ static int train_step(struct rank *r, double *ret_loss, int *ret_stop)
         return rc;
     r->step++;
     model_update(r->model, r->moe, &r->adamw, r->step);
-    model_publish(r->model, r->moe);
     *ret_loss = sums[0] / (double)tokens;
     *ret_stop = sums[1] > 0;
-    return 0;
+    return model_publish(r->model, r->moe);
 }
 
 /* Collective: the hash of all parameters, equal on all ranks; fails if the ranks' dense parameters differ. */

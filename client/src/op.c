@@ -109,37 +109,28 @@ static int forward(mok_layer *layer, const mok_forward_args *a, mok_ticket *ret_
     return submit(layer, &s, uses, ARRAY_SIZE(uses), ret_ticket);
 }
 
-/* What the context must be when the caller does not say: full if there is room for that. */
-static uint32_t guess_context_mode(const mok_layer *layer, const mok_view *view)
-{
-    uint64_t size = mok_buffer_size(view->buffer);
-    uint64_t bytes = view->bytes ? view->bytes : size - (view->offset < size ? view->offset : size);
-    return bytes >= layer->memory.context_full_bytes ? MOK_CONTEXT_FULL : MOK_CONTEXT_RECOMPUTE;
-}
-
 static int backward(mok_layer *layer, const mok_backward_args *a, mok_ticket *ret_ticket)
 {
     const uint64_t row = 2 * (uint64_t)layer->spec.hidden, slots = 4 * (uint64_t)layer->spec.topk;
-    const uint32_t context_mode = a->context_mode ? a->context_mode : guess_context_mode(layer, &a->context);
     struct submission s = { .sqe = {
                                 .opcode = MOK_OP_BACKWARD,
-                                .context_mode = (uint8_t)context_mode,
+                                .context_mode = (uint8_t)a->context_mode,
                                 .flags = a->flags,
                                 .tokens = a->tokens,
                                 .timeout_ns = a->timeout_ns,
                             } };
     const struct use uses[] = {
         { MOK_REGION_X, { "x", &a->x, a->tokens * row, .required = true, .symmetric = true } },
-        { MOK_REGION_CONTEXT, { "context", &a->context, context_bytes(layer, context_mode), .required = true } },
+        { MOK_REGION_CONTEXT, { "context", &a->context, context_bytes(layer, a->context_mode), .required = true } },
         { MOK_REGION_D_OUT, { "d_out", &a->d_out, a->tokens * row, .required = true, .symmetric = true } },
         { MOK_REGION_D_X, { "d_x", &a->d_x, a->tokens * row, .required = true, .written = true } },
         { MOK_REGION_D_TOPK_WEIGHT,
           { "d_topk_weight", &a->d_topk_weight, a->tokens * slots, .required = true, .written = true } },
     };
 
-    if (context_mode > MOK_CONTEXT_RECOMPUTE)
-        return client_fail(MOK_ERANGE, "context_mode is %" PRIu32 ", must be at most %d", context_mode,
-                           MOK_CONTEXT_RECOMPUTE);
+    if (a->context_mode != MOK_CONTEXT_FULL && a->context_mode != MOK_CONTEXT_RECOMPUTE)
+        return client_fail(MOK_ERANGE, "context_mode is %" PRIu32 ", must be %d or %d, as in the forward",
+                           a->context_mode, MOK_CONTEXT_FULL, MOK_CONTEXT_RECOMPUTE);
     return submit(layer, &s, uses, ARRAY_SIZE(uses), ret_ticket);
 }
 

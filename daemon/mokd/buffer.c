@@ -254,7 +254,7 @@ static void symmetric_end(struct symmetric *job)
 
 static void symmetric_undone(struct mokd_gather *gather)
 {
-    symmetric_end((struct symmetric *)gather);
+    symmetric_end(mokd_container_of(gather, struct symmetric, gather));
 }
 
 /* Some worker may have mapped some copy: all drop all. */
@@ -269,7 +269,7 @@ static void symmetric_undo(struct symmetric *job)
 
 static void symmetric_mapped(struct mokd_gather *gather)
 {
-    struct symmetric *job = (struct symmetric *)gather;
+    struct symmetric *job = mokd_container_of(gather, struct symmetric, gather);
 
     if (gather->first.code < 0)
         mokd_error_set(&job->error, gather->first.code, "buffer on device %s of rank %u: %.300s",
@@ -377,7 +377,7 @@ static void free_at_peers(struct mokd_buffer *buffer)
 
 static void freed(struct mokd_gather *gather)
 {
-    struct mokd_buffer *buffer = (struct mokd_buffer *)((char *)gather - offsetof(struct mokd_buffer, gather));
+    struct mokd_buffer *buffer = mokd_container_of(gather, struct mokd_buffer, gather);
     struct mokd_group *group = buffer->member ? buffer->member->group : NULL;
     struct mokd_call call = buffer->call;
 

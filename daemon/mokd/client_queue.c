@@ -193,6 +193,7 @@ static void send_close(struct mokd_queue *queue, int code)
     message.body_case = MOK__WORKER_REQUEST__BODY_QUEUE_CLOSE;
     message.queue_close = &body;
     mokd_session_ref(queue->session);
+    mokd_device_refresh(queue->device); /* so that the queue's last operations are counted */
     mokd_device_send(queue->device, &message, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, closed, queue, 0);
 }
 

@@ -115,6 +115,11 @@ int mokd_parse_size(const char *text, uint64_t *ret)
     return 0;
 }
 
+static void *field(void *base, const struct key *key)
+{
+    return (char *)base + key->offset;
+}
+
 static void set_number(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     uint64_t value = 0;
@@ -132,9 +137,9 @@ static void set_number(struct parser *parser, const struct key *key, void *base,
         return;
     }
     if (is_size)
-        *(uint64_t *)((char *)base + key->offset) = value;
+        *(uint64_t *)field(base, key) = value;
     else
-        *(uint32_t *)((char *)base + key->offset) = (uint32_t)value;
+        *(uint32_t *)field(base, key) = (uint32_t)value;
 }
 
 static void set_mode(struct parser *parser, const struct key *key, void *base, const char *text)
@@ -147,7 +152,7 @@ static void set_mode(struct parser *parser, const struct key *key, void *base, c
                  (unsigned)key->min, (unsigned)key->max);
         return;
     }
-    *(uint32_t *)((char *)base + key->offset) = (uint32_t)mode;
+    *(uint32_t *)field(base, key) = (uint32_t)mode;
 }
 
 static void set_path(struct parser *parser, const struct key *key, void *base, const char *text)
@@ -163,7 +168,7 @@ static void set_path(struct parser *parser, const struct key *key, void *base, c
                  length, key->max);
         return;
     }
-    memcpy((char *)base + key->offset, text, length + 1);
+    memcpy(field(base, key), text, length + 1);
 }
 
 /* Asks the planner, not the engines: mokd links none, so that it touches no device and starts no thread of theirs. */
@@ -187,7 +192,7 @@ static void set_device_kind(struct parser *parser, const struct key *key, void *
             continue;
         if (!has_engine(kinds[i]))
             complain(parser, "[%s] kind = %s: this build of mokd has no %s engine", parser->section_text, text, text);
-        *(uint32_t *)((char *)base + key->offset) = kinds[i];
+        *(uint32_t *)field(base, key) = kinds[i];
         return;
     }
     complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
@@ -214,7 +219,7 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
         set_device_kind(parser, key, base, text);
         return;
     case VALUE_LEVEL:
-        if (mok_log_level_parse(text, (enum mok_log_level *)((char *)base + key->offset)) < 0)
+        if (mok_log_level_parse(text, (enum mok_log_level *)field(base, key)) < 0)
             complain(parser, "[%s] %s = %s: must be error, warning, notice, info or debug", parser->section_text,
                      key->name, text);
         return;

@@ -95,7 +95,7 @@ static void respawn(void *cookie)
 static void give_up(struct mokd_device *device)
 {
     device->state = MOKD_DEVICE_FAILED;
-    mok_log(MOK_LOG_ERROR, "device", "failed", "device=%s starts=%u error=\"%s\"", name_of(device), MAX_SHORT_LIVES,
+    mok_log(MOK_LOG_ERROR, "device", "failed", "device=%s starts=%u error=\"%s\"", name_of(device), MAX_SHORT_LIVES + 1,
             device->reason);
 }
 
@@ -143,6 +143,16 @@ static void pinged(void *cookie, uint32_t tag, const struct mokd_answer *answer)
         mokd_queue_take_stats(device, stats->queue[i]);
 }
 
+void mokd_device_refresh(struct mokd_device *device)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerPing ping = MOK__WORKER_PING__INIT;
+
+    request.body_case = MOK__WORKER_REQUEST__BODY_PING;
+    request.ping = &ping;
+    mokd_device_send(device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, pinged, device, 0);
+}
+
 /* Whatever request is under way says as well as a ping that the worker lives. */
 static void tick(uv_timer_t *timer)
 {
@@ -151,13 +161,8 @@ static void tick(uv_timer_t *timer)
     if (!device->worker)
         return;
     mokd_worker_check(device->worker);
-    if (device->state != MOKD_DEVICE_UP || mokd_worker_has_requests(device->worker))
-        return;
-    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
-    Mok__WorkerPing ping = MOK__WORKER_PING__INIT;
-    request.body_case = MOK__WORKER_REQUEST__BODY_PING;
-    request.ping = &ping;
-    mokd_device_send(device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, pinged, device, 0);
+    if (device->state == MOKD_DEVICE_UP && !mokd_worker_has_requests(device->worker))
+        mokd_device_refresh(device);
 }
 
 void mokd_device_send(struct mokd_device *device, Mok__WorkerRequest *request, const int *fds, size_t count,

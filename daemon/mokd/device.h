@@ -62,6 +62,9 @@ int mokd_device_find(struct mokd_server *server, uint32_t index, struct mokd_dev
 void mokd_device_send(struct mokd_device *device, Mok__WorkerRequest *request, const int *fds, size_t count,
                       uint64_t timeout_ms, mokd_answer_handler handler, void *cookie, uint32_t tag);
 
+/* Asks the worker what it has done so far, ahead of any later request. Happens every second anyway. */
+void mokd_device_refresh(struct mokd_device *device);
+
 void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret); /* borrows the device's strings */
 
 /* Called by worker_process.c. */

@@ -200,7 +200,7 @@ void mokd_group_broken(struct mokd_device *device, uint32_t id, int code, uint32
 
 static struct mokd_member *member_of_gather(struct mokd_gather *gather)
 {
-    return (struct mokd_member *)((char *)gather - offsetof(struct mokd_member, gather));
+    return mokd_container_of(gather, struct mokd_member, gather);
 }
 
 /* No worker knows of the rank any more. */
@@ -343,7 +343,7 @@ static void answer_join(struct mokd_member *member)
 
 static void opened(struct mokd_gather *gather)
 {
-    struct mokd_group *group = (struct mokd_group *)((char *)gather - offsetof(struct mokd_group, gather));
+    struct mokd_group *group = mokd_container_of(gather, struct mokd_group, gather);
     struct mokd_error error = gather->first;
     char text[MOKD_TEXT_MAX];
 

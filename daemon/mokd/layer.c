@@ -236,7 +236,7 @@ static void making_end(struct making *job)
 
 static void unmade(struct mokd_gather *gather)
 {
-    struct making *job = (struct making *)gather;
+    struct making *job = mokd_container_of(gather, struct making, gather);
     struct mokd_group *group = job->group;
 
     for (uint32_t rank = 0; rank < group->size; rank++)
@@ -269,7 +269,7 @@ static void unmake(struct making *job)
 
 static void opened(struct mokd_gather *gather)
 {
-    struct making *job = (struct making *)gather;
+    struct making *job = mokd_container_of(gather, struct making, gather);
 
     if (gather->first.code < 0)
         mokd_error_set(&job->error, gather->first.code, "rank %u: %.400s", gather->first_tag, gather->first.text);

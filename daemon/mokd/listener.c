@@ -20,6 +20,7 @@
 #define BACKLOG 256
 #define ACCEPT_BATCH 32
 #define PAUSE_MS 100u
+#define LOCK_MS 500u
 #define COMPLAIN_EVERY_NS 5000000000ull
 
 struct mokd_listener {
@@ -53,22 +54,24 @@ static void resume(void *cookie)
 
 static void pause_accepting(struct mokd_listener *listener)
 {
-    listener->pause = mokd_timer_start(&listener->server->loop, PAUSE_MS, resume, listener);
+    if (!listener->pause)
+        listener->pause = mokd_timer_start(&listener->server->loop, PAUSE_MS, resume, listener);
     if (listener->pause)
         uv_poll_stop(&listener->poll);
 }
 
-static void turn_one_away(struct mokd_listener *listener)
+static void turn_away(struct mokd_listener *listener)
 {
     Mok__Reply reply = MOK__REPLY__INIT;
 
+    reply.code = -MOK_EFDS;
+    reply.text = (char *)"mokd is at its descriptor limit";
     listener->spare_fd = mok_close(listener->spare_fd);
-    int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0) {
-        reply.code = -MOK_EFDS;
-        reply.text = (char *)"mokd is at its descriptor limit";
+    for (int i = 0; i < ACCEPT_BATCH; i++) {
+        _cleanup_fd_ int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0)
+            break;
         mok_wire_send(fd, &reply.base, NULL, 0);
-        mok_close(fd);
     }
     listener->spare_fd = open_spare();
 }
@@ -84,20 +87,26 @@ static const char *remedy(int error)
     return "give the machine memory";
 }
 
-static void accept_failed(struct mokd_listener *listener, int error)
+/* Said now and then, not for each connection of a flood. */
+static void complain(struct mokd_listener *listener, int error)
 {
     uint64_t now = mok_now_ns();
 
+    if (listener->complained_ns && now - listener->complained_ns < COMPLAIN_EVERY_NS)
+        return;
+    listener->complained_ns = now;
+    listener->server->errors++;
+    mok_log(MOK_LOG_ERROR, "listener", "connections are turned away", "error=\"%s\" remedy=\"%s\"", strerror(error),
+            remedy(error));
+}
+
+static void accept_failed(struct mokd_listener *listener, int error)
+{
     if (error == EAGAIN || error == ECONNABORTED || error == EINTR)
         return;
-    if (listener->complained_ns == 0 || now - listener->complained_ns > COMPLAIN_EVERY_NS) {
-        listener->complained_ns = now;
-        listener->server->errors++;
-        mok_log(MOK_LOG_ERROR, "listener", "connections are turned away", "error=\"%s\" remedy=\"%s\"", strerror(error),
-                remedy(error));
-    }
+    complain(listener, error);
     if ((error == EMFILE || error == ENFILE) && listener->spare_fd >= 0)
-        turn_one_away(listener);
+        turn_away(listener);
     pause_accepting(listener);
 }
 
@@ -107,14 +116,19 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 
     (void)status;
     (void)events;
+    bool full = false;
     for (int i = 0; i < ACCEPT_BATCH; i++) {
         int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             accept_failed(listener, errno);
-            return;
+            break;
         }
-        mokd_session_accept(listener->server, fd);
+        full |= mokd_session_accept(listener->server, fd) == -MOK_EFDS;
     }
+    if (!full)
+        return;
+    complain(listener, EMFILE);
+    pause_accepting(listener);
 }
 
 /* ------------------------------------------------------------------ the lock */
@@ -142,6 +156,20 @@ static void write_owner(int fd, const char *path)
         mok_log(MOK_LOG_WARNING, "listener", "pid not written", "file=%s error=\"%s\"", path, strerror(errno));
 }
 
+/* A killed mokd's lock lives a moment longer in a child that it had forked and that has not yet become a worker. */
+static bool lock_within(int fd, unsigned ms)
+{
+    struct timespec pause = { .tv_nsec = 20 * 1000000 };
+
+    for (unsigned waited = 0;; waited += 20) {
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            return true;
+        if (waited >= ms)
+            return false;
+        nanosleep(&pause, NULL);
+    }
+}
+
 /* A file that was removed between our open and our flock locks nothing: then once more. */
 static int take_lock(struct mokd_listener *listener, struct mokd_error *error)
 {
@@ -152,7 +180,7 @@ static int take_lock(struct mokd_listener *listener, struct mokd_error *error)
         if (fd < 0)
             return mokd_error_set(error, errno == EACCES || errno == EPERM ? -MOK_EACCESS : -MOK_EIO,
                                   "%s cannot be opened: %s", listener->lock_path, strerror(errno));
-        if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (!lock_within(fd, LOCK_MS)) {
             read_owner(fd, owner, sizeof(owner));
             return mokd_error_set(error, -MOK_EEXIST, "another mokd (pid %s) serves %s already",
                                   owner[0] ? owner : "unknown", listener->path);

@@ -7,6 +7,7 @@
 #define MOKD_SERVER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/queue.h>
 #include <uv.h>
@@ -17,6 +18,8 @@
 #define MOKD_PROTOCOL 1u       /* of control.proto */
 #define MOKD_FEATURES 0ull
 #define MOKD_TEXT_MAX 512      /* bytes of a sentence in an answer */
+
+#define mokd_container_of(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
 
 struct mokd_device;
 struct mokd_group;

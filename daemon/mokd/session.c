@@ -198,7 +198,7 @@ void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct
     reply.text = (char *)error->text;
     if (session->state != MOKD_SESSION_CLOSING) {
         session->server->errors++;
-        mok_log(MOK_LOG_INFO, "request", "refused", "session=%" PRIu64 " uid=%u code=%s error=\"%s\"", session->id,
+        mok_log(MOK_LOG_DEBUG, "request", "refused", "session=%" PRIu64 " uid=%u code=%s error=\"%s\"", session->id,
                 session->peer.uid, mok_error_symbol(error->code), mok_log_text(clean, sizeof(clean), error->text));
     }
     send_reply(session, id, &reply, NULL, 0);
@@ -273,8 +273,8 @@ static void on_ready(uv_poll_t *poll, int status, int events)
         meet_doom(session);
         return;
     }
-    if (status < 0) {
-        mokd_session_close(session, -MOK_EIO, "the socket failed");
+    if (status < 0) { /* it closed with replies of ours unread */
+        mokd_session_close(session, 0, "");
         return;
     }
     if (events & UV_WRITABLE) {
@@ -327,6 +327,8 @@ static void turn_away(int fd, uid_t uid, int code, const char *text)
     reply.code = code;
     reply.text = (char *)text;
     mok_wire_send(fd, &reply.base, NULL, 0);
+    if (code == -MOK_EFDS) /* the listener says it, once for many */
+        return;
     mok_log(MOK_LOG_WARNING, "session", "connection refused", "uid=%u code=%s error=\"%s\"", uid,
             mok_error_symbol(code), text);
 }
@@ -346,7 +348,7 @@ static int set_up(struct mokd_session *session)
     return uv_poll_init(&server->loop, &session->poll, session->fd) < 0 ? -MOK_EIO : 0;
 }
 
-void mokd_session_accept(struct mokd_server *server, int fd)
+int mokd_session_accept(struct mokd_server *server, int fd)
 {
     _cleanup_fd_ int owned = fd;
     struct mokd_session *session = session_new(server, fd);
@@ -364,11 +366,12 @@ void mokd_session_accept(struct mokd_server *server, int fd)
             mok_close(session->peer.pidfd);
         }
         free(session);
-        return;
+        return r;
     }
     mok_take_fd(&owned);
     session->user->strangers++;
     session->poll.data = session;
     TAILQ_INSERT_TAIL(&server->sessions, session, link);
     watch(session, false);
+    return 0;
 }

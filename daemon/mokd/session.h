@@ -48,8 +48,8 @@ struct mokd_session {
     uint64_t ops_done;
 };
 
-/* Takes over a connected socket. Failures are logged and close it. */
-void mokd_session_accept(struct mokd_server *server, int fd);
+/* Takes over a connected socket. A negative return: it was closed, and its client told why. */
+int mokd_session_accept(struct mokd_server *server, int fd);
 
 /* Ends the session for a reason that the client is told (code 0: none, it left by itself). Harmless if it is ending. */
 void mokd_session_close(struct mokd_session *session, int code, const char *text);

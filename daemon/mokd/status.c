@@ -69,6 +69,23 @@ void mokd_status_limits(struct mokd_session *session, uint64_t id)
 
 /* ------------------------------------------------------------------ jobs and groups */
 
+/* What is charged for a session's parts of layers. */
+static uint64_t layer_bytes(const struct mokd_session *session)
+{
+    const struct mokd_member *member;
+    const struct mokd_layer *layer;
+    uint64_t bytes = 0;
+
+    TAILQ_FOREACH(member, &session->members, link) {
+        TAILQ_FOREACH(layer, &member->group->layers, link) {
+            const struct mokd_layer_part *part = &layer->part[member->rank];
+            bytes += part->symmetric ? part->symmetric->bytes : 0;
+            bytes += part->private_memory ? part->private_memory->bytes : 0;
+        }
+    }
+    return bytes;
+}
+
 static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
 {
     const struct mokd_queue *queue;
@@ -80,6 +97,7 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
         ret->ops_done += queue->ops_done;
         ret->queues++;
     }
+    ret->bytes = layer_bytes(session);
     TAILQ_FOREACH(buffer, &session->buffers, link)
         ret->bytes += buffer->bytes;
     ret->session = session->id;

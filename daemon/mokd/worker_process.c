@@ -14,6 +14,9 @@
 /* Replies that are taken at a time, so that one worker cannot keep the loop. */
 #define READ_BATCH 64
 
+/* Deadlines are looked at every second. A gap longer than this means that mokd did not run. */
+#define STALL_NS UINT64_C(3000000000)
+
 struct request {
     TAILQ_ENTRY(request) link;
     uint64_t id;
@@ -23,14 +26,17 @@ struct request {
     uint32_t tag;
 };
 
+TAILQ_HEAD(request_list, request);
+
 struct mokd_worker {
     struct mokd_device *device;
     uv_process_t process;
     uv_poll_t poll;
     int fd;
     struct mok_wire_queue out;
-    TAILQ_HEAD(, request) requests; /* oldest first */
+    struct request_list requests; /* oldest first */
     uint64_t last_id;
+    uint64_t checked_ns; /* when deadlines were looked at last; 0: never */
     bool dying;  /* nothing goes to it any more */
     bool hung_up; /* its socket ended by itself: it is dead, or has a moment to die before it is killed */
     char reason[MOKD_TEXT_MAX];
@@ -82,6 +88,15 @@ static void send_failed(struct mokd_worker *worker, struct request *request, int
         mokd_worker_kill(worker, text);
 }
 
+/* No earlier than that of the requests before it, which the worker takes first. */
+static uint64_t next_deadline(const struct mokd_worker *worker, uint64_t timeout_ms)
+{
+    const struct request *last = TAILQ_LAST(&worker->requests, request_list);
+    uint64_t deadline_ns = mok_now_ns() + timeout_ms * 1000000u;
+
+    return last && last->deadline_ns > deadline_ns ? last->deadline_ns : deadline_ns;
+}
+
 void mokd_worker_send(struct mokd_worker *worker, Mok__WorkerRequest *message, const int *fds, size_t count,
                       uint64_t timeout_ms, mokd_answer_handler handler, void *cookie, uint32_t tag)
 {
@@ -97,11 +112,11 @@ void mokd_worker_send(struct mokd_worker *worker, Mok__WorkerRequest *message, c
         none = (struct mokd_answer){ .code = -MOK_ENOMEM, .text = "mokd is out of memory" };
         if (handler)
             handler(cookie, tag, &none);
-        mokd_worker_kill(worker, none.text);
+        mokd_worker_kill(worker, "could not be asked: mokd is out of memory");
         return;
     }
     message->id = request->id = ++worker->last_id;
-    request->deadline_ns = mok_now_ns() + timeout_ms * 1000000u;
+    request->deadline_ns = next_deadline(worker, timeout_ms);
     request->handler = handler;
     request->cookie = cookie;
     request->tag = tag;
@@ -113,19 +128,35 @@ void mokd_worker_send(struct mokd_worker *worker, Mok__WorkerRequest *message, c
         watch(worker, true);
 }
 
-void mokd_worker_check(struct mokd_worker *worker)
+static bool read_one(struct mokd_worker *worker);
+
+/* While mokd itself, or the whole machine, did not run, no worker could be heard: that time does not count. */
+static void forgive_stall(struct mokd_worker *worker, uint64_t now)
 {
     struct request *request;
+    uint64_t since = worker->checked_ns ? now - worker->checked_ns : 0;
+
+    worker->checked_ns = now;
+    if (since < STALL_NS)
+        return;
+    TAILQ_FOREACH(request, &worker->requests, link)
+        request->deadline_ns += since;
+}
+
+void mokd_worker_check(struct mokd_worker *worker)
+{
+    const struct request *first;
     uint64_t now = mok_now_ns();
 
     if (worker->hung_up)
         uv_process_kill(&worker->process, SIGKILL);
-    TAILQ_FOREACH(request, &worker->requests, link) {
-        if (request->deadline_ns < now) {
-            mokd_worker_kill(worker, "did not answer in time");
-            return;
-        }
-    }
+    forgive_stall(worker, now);
+    /* Timers run before sockets: what the worker has said already is heard before it is judged. */
+    while (!worker->dying && read_one(worker))
+        ;
+    first = TAILQ_FIRST(&worker->requests);
+    if (first && first->deadline_ns < now)
+        mokd_worker_kill(worker, "did not answer in time");
 }
 
 bool mokd_worker_has_requests(const struct mokd_worker *worker)
@@ -181,7 +212,8 @@ static bool read_one(struct mokd_worker *worker)
     if (r == 0)
         hung_up(worker);
     else if (r < 0)
-        mokd_worker_kill(worker, "sent a malformed message");
+        mokd_worker_kill(worker, r == -MOK_ENOMEM ? "could not be heard: mokd is out of memory"
+                                                  : "sent a malformed message");
     if (r <= 0)
         return false;
     take_reply(worker, (const Mok__WorkerReply *)message);

@@ -85,19 +85,26 @@ static int busy(struct mok_message *message, const char *how, uint32_t buffer, u
     return -MOK_EBUSY;
 }
 
-/* -MOK_EBUSY while a layer that can still run, of another group than `except`, uses the buffer. */
-static int check_unused(struct dispatcher *d, const struct worker_buffer *buffer, const struct worker_group *except,
-                        struct mok_message *message)
+/* -MOK_EBUSY while the layer has an operation or a binding that uses the buffer. */
+static int check_layer_unused(const struct worker_layer *layer, const struct worker_buffer *buffer,
+                              struct mok_message *message)
+{
+    if (operations_use(layer, buffer))
+        return busy(message, "used by an operation of", buffer->id, layer->id);
+    for (unsigned param = 0; param < WORKER_PARAM_COUNT; param++)
+        if (layer->param[param].buffer == buffer)
+            return busy(message, "bound to", buffer->id, layer->id);
+    return 0;
+}
+
+/* The same for all layers that can still run. */
+static int check_unused(struct dispatcher *d, const struct worker_buffer *buffer, struct mok_message *message)
 {
     layers_each(d, layer)
     {
-        if (layer->group->code || layer->group == except)
-            continue;
-        if (operations_use(layer, buffer))
-            return busy(message, "used by an operation of", buffer->id, layer->id);
-        for (unsigned param = 0; param < WORKER_PARAM_COUNT; param++)
-            if (layer->param[param].buffer == buffer)
-                return busy(message, "bound to", buffer->id, layer->id);
+        int r = layer->group->code ? 0 : check_layer_unused(layer, buffer, message);
+        if (r < 0)
+            return r;
     }
     return 0;
 }
@@ -105,7 +112,7 @@ static int check_unused(struct dispatcher *d, const struct worker_buffer *buffer
 static int buffer_unmap(struct dispatcher *d, struct dispatcher_command *command)
 {
     struct worker_buffer *buffer = command->buffer;
-    int r = buffer->own ? check_unused(d, buffer, NULL, &command->report.message) : 0;
+    int r = buffer->own ? check_unused(d, buffer, &command->report.message) : 0;
 
     if (r == 0)
         worker_index_remove(&d->tables.buffers, &buffer->dispatch_node);
@@ -175,6 +182,7 @@ static bool layer_unlink(struct dispatcher *d, struct worker_layer *layer)
 {
     if (layer->first)
         return false;
+    operations_abandon(d, layer);
     unbind(layer, NULL);
     worker_index_remove(&d->tables.layers, &layer->dispatch_node);
     return true;
@@ -188,19 +196,32 @@ static bool layer_unlink(struct dispatcher *d, struct worker_layer *layer)
                                               worker_container_of(buffer##_node, struct worker_buffer, dispatch_node); \
                                           buffer; buffer = NULL)
 
-static int group_close(struct dispatcher *d, struct dispatcher_command *command)
+/* What another group of the session uses of memory that goes must not hold it back: mokd waits for the answer. */
+static void take_from_others(struct dispatcher *d, const struct worker_group *group, struct worker_buffer *buffer)
 {
-    struct worker_group *group = command->group;
+    layers_each(d, layer)
+    {
+        struct mok_message how;
+        if (layer->group == group || layer->group->code || check_layer_unused(layer, buffer, &how) == 0)
+            continue;
+        if (layer->first)
+            operations_break_group(d, layer->group, -MOK_EBUFFER, layer->group->rank, -MOK_EBUFFER,
+                                   "layer %u uses buffer %u of group %u, which was left", layer->id, buffer->id,
+                                   group->id);
+        else
+            unbind(layer, buffer);
+    }
+}
 
+static void group_close(struct dispatcher *d, struct worker_group *group)
+{
+    group->closed = true;
     buffers_each(d, buffer)
     {
-        int r = buffer->own && buffer->group == group ? check_unused(d, buffer, group, &command->report.message) : 0;
-        if (r < 0)
-            return r;
+        if (buffer->own && buffer->group == group)
+            take_from_others(d, group, buffer);
     }
-    group->closed = true;
     operations_fail_group(d, group, -MOK_EPEER, group->rank);
-    return 0;
 }
 
 static bool group_unlink(struct dispatcher *d, struct worker_group *group)
@@ -340,12 +361,9 @@ static void execute(struct dispatcher *d, struct dispatcher_command *command)
         operations_fail_group(d, command->group, command->code, command->rank);
         break;
     case COMMAND_GROUP_CLOSE:
-        r = group_close(d, command);
-        if (r == 0) {
-            park(d, command);
-            return;
-        }
-        break;
+        group_close(d, command->group);
+        park(d, command);
+        return;
     case COMMAND_LAYER_OPEN:
         r = layer_open(d, command->layer);
         break;

@@ -233,6 +233,11 @@ void dispatcher_free(struct dispatcher *d)
 {
     if (!d)
         return;
+    while (d->share.users) {
+        struct fair_user *user = d->share.users;
+        d->share.users = user->next;
+        free(user);
+    }
     d->ops->close(d->engine);
     mok_close(d->epoll);
     mok_close(d->report_fd);

@@ -26,8 +26,7 @@ enum dispatcher_command_kind {
     COMMAND_BUFFER_UNMAP, /* -MOK_EBUSY while in use by what can still run, else answered once nobody looks */
     COMMAND_GROUP_OPEN,
     COMMAND_GROUP_FAIL,
-    COMMAND_GROUP_CLOSE, /* -MOK_EBUSY while other groups use its buffers, else takes its layers and buffers with it;
-                            answered once nothing of it runs */
+    COMMAND_GROUP_CLOSE, /* takes the group's layers and buffers with it; answered once nothing of it runs */
     COMMAND_LAYER_OPEN,
     COMMAND_LAYER_BIND,  /* -MOK_EBUSY while operations are in flight */
     COMMAND_LAYER_CLOSE, /* the same; but once the group is broken it is answered when nothing of it runs */

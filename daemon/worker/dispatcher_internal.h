@@ -15,6 +15,7 @@
 #include <pthread.h>
 
 #include "dispatcher.h"
+#include "util.h"
 #include "validate.h"
 
 struct dispatcher {
@@ -61,10 +62,15 @@ bool operations_take(struct dispatcher *d, struct worker_queue *queue);
 bool operations_step(struct dispatcher *d, struct worker_layer *layer);
 /* Ends what waits for longer than it wanted to. Returns the next moment to look again, UINT64_MAX: none. */
 uint64_t operations_check_deadlines(struct dispatcher *d);
+/* Leaves a withdrawn operation's number to the other ranks: the layer runs no more. */
+void operations_abandon(struct dispatcher *d, struct worker_layer *layer);
 /* After a phase of a dying operation. */
 void operations_bury(struct dispatcher *d, struct worker_op *op);
 /* Nothing of the group runs any more; all its operations complete with `code`, at once or when the engine lets go. */
 void operations_fail_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank);
+/* The same because of something that mokd does not know of: it is told `told` and the sentence. */
+void operations_break_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank, int told,
+                            const char *format, ...) _printf_(6, 7);
 /* Nothing of the queue is taken or completed any more; its groups fail. */
 void operations_drop_queue(struct dispatcher *d, struct worker_queue *queue, int code);
 struct worker_op *operations_find(const struct worker_queue *queue, uint64_t user_data);

@@ -6,6 +6,7 @@
  */
 #include "dispatcher_internal.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -71,6 +72,15 @@ static void layer_deactivate(struct dispatcher *d, struct worker_layer *layer)
         layer->active_next->active_previous = layer->active_previous;
 }
 
+void operations_abandon(struct dispatcher *d, struct worker_layer *layer)
+{
+    if (!layer->draining)
+        return;
+    layer->draining = false;
+    if (!layer->first)
+        layer_deactivate(d, layer);
+}
+
 static void layer_append(struct dispatcher *d, struct worker_op *op)
 {
     struct worker_layer *layer = op->layer;
@@ -89,7 +99,8 @@ static void layer_remove_first(struct dispatcher *d, struct worker_layer *layer)
     layer->first = layer->first->layer_next;
     if (!layer->first) {
         layer->last = NULL;
-        layer_deactivate(d, layer);
+        if (!layer->draining)
+            layer_deactivate(d, layer);
     }
     layer->action = MOK_ACT_WAIT;
 }
@@ -181,10 +192,14 @@ static void refuse(struct dispatcher *d, struct worker_queue *queue, uint32_t sl
 
 /* ------------------------------------------------------------------ groups and queues that break */
 
-/* All ranks have pushed: the rest is this rank's alone, so whoever leaves now has done its part. */
+/*
+ * All ranks have pushed: the rest is this rank's alone, so whoever leaves now has done its part. If it is this rank
+ * that leaves, nobody waits for the rest.
+ */
 static bool needs_no_peer(const struct worker_op *op)
 {
-    return op->begun && !op->dying_code && op->dispatch.state == MOK_ST_REDUCING;
+    return op->begun && !op->dying_code && op->dispatch.state == MOK_ST_REDUCING && op->queue->open &&
+           !op->layer->group->closed;
 }
 
 /*
@@ -195,6 +210,7 @@ static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int cod
 {
     if (d->running != layer)
         operations_step(d, layer); /* flags that moved before the failure count */
+    operations_abandon(d, layer);
     if (!layer->first)
         return;
     bool keep = needs_no_peer(layer->first);
@@ -212,15 +228,16 @@ static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int cod
 
 void operations_fail_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank)
 {
-    if (group->code)
-        return;
-    group->code = code;
-    group->fault_rank = rank;
+    /* The first reason stays; but who has been let finish may have to stop now, because it is this rank that leaves. */
+    if (!group->code) {
+        group->code = code;
+        group->fault_rank = rank;
+    }
     worker_index_each(&d->tables.layers, node, next)
     {
         struct worker_layer *layer = worker_container_of(node, struct worker_layer, dispatch_node);
-        if (layer->group == group && layer->first)
-            fail_layer(d, layer, code);
+        if (layer->group == group)
+            fail_layer(d, layer, group->code);
     }
 }
 
@@ -250,15 +267,19 @@ static void queue_broken(struct dispatcher *d, struct worker_queue *queue)
     dispatcher_report(d, report);
 }
 
-static void group_broken(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank,
-                         const struct worker_layer *layer)
+void operations_break_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank, int told,
+                            const char *format, ...)
 {
     struct worker_report *report = &group->broken;
+    va_list args;
 
-    *report = (struct worker_report){ .kind = WORKER_REPORT_GROUP_BROKEN, .id = group->id, .rank = rank, .code = code };
-    snprintf(report->message.text, sizeof(report->message.text),
-             "operation %" PRIu64 " of layer %u timed out: rank %u has not done its part", layer->seq, layer->id, rank);
-    operations_fail_group(d, group, -MOK_EPEER, rank);
+    if (group->code)
+        return;
+    *report = (struct worker_report){ .kind = WORKER_REPORT_GROUP_BROKEN, .id = group->id, .rank = rank, .code = told };
+    va_start(args, format);
+    vsnprintf(report->message.text, sizeof(report->message.text), format, args);
+    va_end(args);
+    operations_fail_group(d, group, code, rank);
     dispatcher_report(d, report);
 }
 
@@ -294,7 +315,9 @@ static void expire(struct dispatcher *d, struct worker_layer *layer)
     uint32_t rank = first_missing(layer, op);
 
     op->dying_code = -MOK_ETIMEDOUT;
-    group_broken(d, layer->group, -MOK_ETIMEDOUT, rank, layer);
+    operations_break_group(d, layer->group, -MOK_EPEER, rank, -MOK_ETIMEDOUT,
+                           "operation %" PRIu64 " of layer %u timed out: rank %u has not done its part",
+                           op->dispatch.seq, layer->id, rank);
 }
 
 uint64_t operations_check_deadlines(struct dispatcher *d)
@@ -303,7 +326,7 @@ uint64_t operations_check_deadlines(struct dispatcher *d)
 
     for (struct worker_layer *layer = d->active, *next; layer; layer = next) {
         next = layer->active_next;
-        uint64_t deadline = deadline_of(layer->first);
+        uint64_t deadline = layer->first ? deadline_of(layer->first) : UINT64_MAX;
         if (deadline > d->now_ns) {
             earliest = deadline < earliest ? deadline : earliest;
             continue;
@@ -336,7 +359,26 @@ bool operations_use(const struct worker_layer *layer, const struct worker_buffer
     return false;
 }
 
-static int cancel(struct worker_queue *queue, uint64_t user_data)
+/*
+ * A cancelled operation that is ready runs nowhere, so its client need not wait for ranks that may never come. Its
+ * number stays in the layer until they have. True if it left.
+ */
+static bool leave_if_cancelled(struct dispatcher *d, struct worker_op *op)
+{
+    struct worker_layer *layer = op->layer;
+    struct mok_cqe cqe = {
+        .result = -MOK_ECANCELED, .argument = MOK_ARG_RANKS, .value = layer->view.rank, .detail = layer->view.rank
+    };
+
+    if (!op->cancelled || op->dispatch.state != MOK_ST_READY || !op->dispatch.published)
+        return false;
+    layer->withdrawn = op->dispatch;
+    layer->draining = true;
+    leave(d, op, &cqe);
+    return true;
+}
+
+static int cancel(struct dispatcher *d, struct worker_queue *queue, uint64_t user_data)
 {
     struct worker_op *op = operations_find(queue, user_data);
 
@@ -344,12 +386,16 @@ static int cancel(struct worker_queue *queue, uint64_t user_data)
         return -MOK_ENOENT;
     if (op->dying_code)
         return -MOK_EBUSY;
-    if (!op->begun) {
-        /* It still takes its turn, so that all ranks count the same operations. */
-        op->cancel_code = -MOK_ECANCELED;
-        return 0;
+    if (op->begun) {
+        int r = mok_dispatch_cancel(&op->dispatch, &op->layer->view, -MOK_ECANCELED);
+        dispatcher_ring_peers(d, op->layer);
+        if (r < 0)
+            return r;
     }
-    return mok_dispatch_cancel(&op->dispatch, &op->layer->view, -MOK_ECANCELED);
+    /* What has not begun still takes its turn, so that all ranks count the same operations. */
+    op->cancelled = true;
+    leave_if_cancelled(d, op);
+    return 0;
 }
 
 /* ------------------------------------------------------------------ taking and stepping */
@@ -357,7 +403,8 @@ static int cancel(struct worker_queue *queue, uint64_t user_data)
 static void accept_op(struct dispatcher *d, struct worker_op *op)
 {
     op->begun = false;
-    op->cancel_code = op->dying_code = 0;
+    op->cancelled = false;
+    op->dying_code = 0;
     op->device_ns = 0;
     memset(&op->dispatch, 0, sizeof(op->dispatch));
     pin_regions(op, true);
@@ -394,7 +441,7 @@ bool operations_take(struct dispatcher *d, struct worker_queue *queue)
         accept_op(d, op);
         return true;
     }
-    r = op->opcode == MOK_OP_CANCEL ? cancel(queue, sqe.cancel_target) : 0;
+    r = op->opcode == MOK_OP_CANCEL ? cancel(d, queue, sqe.cancel_target) : 0;
     fault = (struct worker_fault){ .code = r, .argument = r < 0 ? MOK_ARG_TARGET : MOK_ARG_NONE };
     fault.value = r < 0 ? sqe.cancel_target : 0;
     refuse(d, queue, slot, &sqe, &fault);
@@ -417,8 +464,8 @@ static void begin(struct worker_layer *layer, struct worker_op *op)
 
     mok_dispatch_begin(&op->dispatch, ++layer->seq, &info);
     op->begun = true;
-    if (op->cancel_code)
-        mok_dispatch_cancel(&op->dispatch, &layer->view, op->cancel_code);
+    if (op->cancelled)
+        mok_dispatch_cancel(&op->dispatch, &layer->view, -MOK_ECANCELED);
 }
 
 static void make_runnable(struct dispatcher *d, struct worker_layer *layer, enum mok_dispatch_action action)
@@ -428,12 +475,26 @@ static void make_runnable(struct dispatcher *d, struct worker_layer *layer, enum
     fair_wake(&d->share, &layer->first->queue->share);
 }
 
+/* The number of a withdrawn operation comes to its end like any other, but nothing is to be run or told. */
+static bool drain(struct dispatcher *d, struct worker_layer *layer)
+{
+    bool flags_moved = false;
+    enum mok_dispatch_action action = mok_dispatch_step(&layer->withdrawn, &layer->view, d->now_ns, &flags_moved);
+
+    if (flags_moved)
+        dispatcher_ring_peers(d, layer);
+    if (action == MOK_ACT_WAIT)
+        return flags_moved;
+    operations_abandon(d, layer);
+    return true;
+}
+
 bool operations_step(struct dispatcher *d, struct worker_layer *layer)
 {
-    bool moved = false;
+    bool moved = layer->draining && drain(d, layer);
 
     /* While an action is pending the operation belongs to the engine's queue. */
-    while (layer->first && layer->action == MOK_ACT_WAIT) {
+    while (!layer->draining && layer->first && layer->action == MOK_ACT_WAIT) {
         struct worker_op *op = layer->first;
         bool flags_moved = false;
         if (op->dying_code) {
@@ -449,7 +510,7 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
         moved |= flags_moved || action != MOK_ACT_WAIT;
         switch (action) {
         case MOK_ACT_WAIT:
-            return moved;
+            return leave_if_cancelled(d, op) || moved;
         case MOK_ACT_COMPLETE:
             complete(d, op);
             break;

@@ -422,7 +422,7 @@ void control_collect(struct control *c, struct dispatcher_command *command)
     switch (command->kind) {
     case COMMAND_QUEUE_OPEN:
     case COMMAND_QUEUE_CLOSE:
-        /* Closing cannot be refused. */
+        /* Closing cannot fail; what did not open goes at once. */
         if (command->kind == COMMAND_QUEUE_OPEN && !refused)
             return;
         worker_index_remove(&c->tables.queues, &command->queue->control_node);
@@ -439,9 +439,7 @@ void control_collect(struct control *c, struct dispatcher_command *command)
             chain(&c->tables.layers, &command->layer->control_node, &command->load.layers);
         return;
     case COMMAND_GROUP_CLOSE:
-        command->group->closing = !refused;
-        if (!refused)
-            collect_group(c, command->group, &command->load);
+        collect_group(c, command->group, &command->load);
         return;
     default:
         return;

@@ -157,8 +157,10 @@ struct worker_layer {
     struct worker_queue *queue; /* NULL once that is closed */
     struct worker_span param[WORKER_PARAM_COUNT];
     uint64_t seq;
-    struct worker_op *first, *last;  /* operations, in the order in which they run */
-    enum mok_dispatch_action action; /* what the first operation waits to get from the engine, or WAIT */
+    struct worker_op *first, *last;   /* operations, in the order in which they run */
+    struct mok_dispatch_op withdrawn; /* completed by a cancel, but the ranks are not done with its number */
+    bool draining;                    /* `withdrawn` comes before `first` */
+    enum mok_dispatch_action action;  /* what the first operation waits to get from the engine, or WAIT */
     uint64_t runnable_order;
     struct mok_op_args args;
     uint32_t peer_pins;
@@ -174,9 +176,9 @@ struct worker_op {
     uint32_t slot; /* in the in-flight table */
     uint32_t tokens, flags;
     uint8_t opcode, context_mode;
-    bool begun;      /* has its sequence number */
-    int cancel_code; /* asked for before it began */
-    int dying_code;  /* completes with this once the engine has let go of it; never runs again */
+    bool begun;     /* has its sequence number */
+    bool cancelled; /* before it was ready; it is withdrawn once it is */
+    int dying_code; /* completes with this once the engine has let go of it; never runs again */
     uint64_t device_ns;
     struct worker_span region[MOK_REGION_COUNT];
     struct mok_dispatch_op dispatch;

@@ -5,7 +5,7 @@
 #include "layout.h"
 
 #include "../hd.h"
-#include "../mx.h"
+#include "mx.h"
 #include "../plan_backend.h"
 #include "../schedule.h"
 

@@ -5,7 +5,7 @@
  */
 #include "host.h"
 
-#include "../mx.h"
+#include "mx.h"
 #include "ops.h"
 
 #define CHUNK 512u /* a multiple of the values that share a scale */

@@ -6,12 +6,12 @@
 
 #include <string.h>
 
-#include "../bf16.h"
-#include "../mx.h"
+#include "bf16.h"
+#include "mx.h"
 #include "../swiglu.h"
 
-/* Resolvers of clones run before a sanitizer is up: those builds take the plain code. */
-#if defined(__x86_64__) && !defined(MOK_SANITIZED)
+/* Resolvers of clones run before a sanitizer is up, and clang does not export what it clones: those take the plain code. */
+#if defined(__x86_64__) && !defined(MOK_SANITIZED) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define CLONES

@@ -4,7 +4,7 @@
  */
 #include "host.h"
 
-#include "../mx.h"
+#include "mx.h"
 
 struct window {
     uint64_t base, begin, end; /* padded rows: the macrobatch's first, the minibatch's first and behind its last */

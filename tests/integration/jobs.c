@@ -212,30 +212,65 @@ static void two_layers_of_equal_shape_interleaved_differently_stay_independent(v
 
 /* ---------------------------------------------------------------- waiting, late ranks, cancel */
 
+struct late_thread {
+    pthread_t thread;
+    const struct stack *stack;
+    pthread_barrier_t *cancelled;
+    int first, second; /* codes of the operation that the peer cancels, and of the next */
+};
+
+static int forward_code(struct workload_rank *rank)
+{
+    mok_ticket ticket;
+    mok_result result = { 0 };
+    int code = workload_forward(rank, &ticket);
+    if (code == 0)
+        code = mok_wait(rank->session, ticket, 20000000000, &result);
+    return code < 0 ? code : result.code;
+}
+
+static void *run_late(void *argument)
+{
+    struct late_thread *t = argument;
+    struct workload_rank rank;
+    t->first = t->second = workload_open(&rank, &base, 1, 48, 48, t->stack->socket, "late", 1);
+    pthread_barrier_wait(t->cancelled);
+    if (t->first == 0) {
+        t->first = forward_code(&rank);
+        t->second = forward_code(&rank);
+    }
+    workload_close(&rank);
+    return NULL;
+}
+
 static void an_expired_wait_names_the_missing_rank_and_can_be_cancelled(void **state)
 {
     (void)state;
     struct stack stack;
     struct workload_rank rank;
-    struct actor late;
-    assert_int_equal(stack_start(&stack, NULL), 0);
-    struct actor_script s = { .socket = stack.socket, .group = "late", .problem = &base, .rank = 1, .device = 1, .tokens = 48,
-                              .stop_at = ACTOR_JOINED };
-    assert_int_equal(actor_start(&late, &s), 0);
-    assert_int_equal(workload_open(&rank, &base, 0, 48, 0, stack.socket, "late", 0), 0);
+    pthread_barrier_t cancelled;
     mok_ticket ticket;
     mok_result result;
+    assert_int_equal(stack_start(&stack, NULL), 0);
+    pthread_barrier_init(&cancelled, NULL, 2);
+    struct late_thread late = { .stack = &stack, .cancelled = &cancelled };
+    pthread_create(&late.thread, NULL, run_late, &late);
+    assert_int_equal(workload_open(&rank, &base, 0, 48, 0, stack.socket, "late", 0), 0);
     assert_int_equal(workload_forward(&rank, &ticket), 0);
-    assert_int_equal(mok_wait(rank.session, ticket, 200000000, &result), -MOK_ETIMEDOUT);
-    if (!strstr(mok_last_error(), "1"))
+    assert_int_equal(mok_wait(rank.session, ticket, 300000000, &result), -MOK_ETIMEDOUT);
+    if (!strstr(mok_last_error(), "rank 1"))
         fail_msg("does not name rank 1: %s", mok_last_error());
     assert_int_equal(mok_cancel(rank.session, ticket), 0);
-    assert_int_equal(mok_wait(rank.session, ticket, 2000000000, &result), 0); /* at once: nobody will run it */
+    pthread_barrier_wait(&cancelled);
+    assert_int_equal(mok_wait(rank.session, ticket, 10000000000, &result), 0);
     assert_int_equal(result.code, -MOK_ECANCELED);
+    assert_int_equal(forward_code(&rank), 0); /* nothing is out of step */
+    assert_int_equal(mok_cancel(rank.session, ticket), -MOK_ENOENT);
+    pthread_join(late.thread, NULL);
+    assert_int_equal(late.first, -MOK_ECANCELED);
+    assert_int_equal(late.second, 0);
     workload_close(&rank);
-    actor_kill(&late);
-    uint64_t hash[2];
-    run_group(&stack, &base, "after", 400, hash);
+    pthread_barrier_destroy(&cancelled);
     assert_int_equal(stack_stop(&stack), 0);
 }
 

@@ -151,6 +151,60 @@ typedef struct mok_view {
     uint64_t bytes;
 } mok_view;
 
+/* ------------------------------------------------------------------ MXFP8 tensors */
+
+/** Type of a tensor's values in memory. */
+enum mok_dtype {
+    MOK_DTYPE_BF16 = 1,
+    MOK_DTYPE_F32 = 2,
+};
+
+#define MOK_QUANTIZE_TRANSPOSE (1u << 0) /**< quantise and store the transpose of each matrix */
+#define MOK_QUANTIZE_TILES (1u << 1)     /**< MOK_MXFP8_PER128: tiles of 128 x 128 values share a scale, for weights */
+
+typedef struct mok_mxfp8_options {
+    size_t size;        /**< sizeof(mok_mxfp8_options) */
+    uint64_t matrices;  /**< M matrices of R x C values, one after the other (experts); 0: 1 */
+    uint64_t rows;      /**< R, > 0 */
+    uint64_t columns;   /**< C, > 0; scales lie along the columns of a row */
+    uint32_t dtype;     /**< of the values, enum mok_dtype */
+    uint32_t precision; /**< MOK_MXFP8_PER32 or MOK_MXFP8_PER128: the scale rule, enum mok_precision */
+    uint32_t flags;     /**< MOK_QUANTIZE_* */
+} mok_mxfp8_options;
+
+/**
+ * Quantises tensors to MXFP8 (OCP Microscaling) on the calling thread; for weights. Layers quantise activations.
+ *
+ *     values      [M][R][C] of `dtype`
+ *     ret_data    E4M3, M * R * C bytes: [M][R][C]
+ *     ret_scales  E8M0, mok_mxfp8_scale_bytes(M * R, C) bytes: [M][R][ceil(C / 32)]
+ *
+ * and with MOK_QUANTIZE_TRANSPOSE ret_data [M][C][R], ret_scales mok_mxfp8_scale_bytes(M * C, R) bytes:
+ * [M][C][ceil(R / 32)]. An element is worth data * 2^(scale - 127). The scale of a group is the smallest power of two
+ * with which its largest finite magnitude is at most 448; the group is a block of 32 values of a stored row (PER32), an
+ * aligned 128 of it (PER128, its four scales are equal), or 128 such rows by 128 (MOK_QUANTIZE_TILES; tiles begin anew in
+ * each matrix). The last group of a row or matrix may be smaller. Data: to nearest even, saturated at +-448; NaN and
+ * infinities become NaN. ABI.md, "MX tensors", has the whole rule. A layer takes weights of its own precision; one of
+ * MOK_MXFP8_PER32 takes those of MOK_MXFP8_PER128 too.
+ *
+ * A layer's weights: gate and up are M = E_l, R = I, C = H; down is M = E_l, R = H, C = I. They may be quantised straight
+ * into the buffers that mok_layer_bind names. Needs no session.
+ * Errors, all before anything is written: MOK_EARG a NULL, or an output that overlaps anything else; MOK_ERANGE rows,
+ * columns, matrices (0, or more than 2^62 bytes), flags; MOK_EDTYPE dtype, precision (MOK_BF16), MOK_QUANTIZE_TILES with
+ * MOK_MXFP8_PER32; MOK_EALIGN values (not a multiple of its type's size).
+ */
+int mok_mxfp8_quantize(const mok_mxfp8_options *options, const void *values, uint8_t *ret_data, uint8_t *ret_scales);
+/** Bytes of the scales of `rows` rows of `columns` values: rows * ceil(columns / 32); 0 if that is more than 2^62. */
+uint64_t mok_mxfp8_scale_bytes(uint64_t rows, uint64_t columns);
+/**
+ * The values of an MXFP8 tensor: ret_values F32 [rows][columns] from data E4M3 [rows][columns] and scales E8M0
+ * [rows][ceil(columns / 32)]. Exact, but for values that F32 has not: beyond its range they are infinite, below it
+ * rounded. NaN data, and all data of a block whose scale is 255, are NaN. M matrices are M * R rows.
+ * Errors: MOK_EARG, MOK_ERANGE, MOK_EALIGN as above.
+ */
+int mok_mxfp8_dequantize(uint64_t rows, uint64_t columns, const uint8_t *data, const uint8_t *scales,
+                         float *ret_values);
+
 /* ------------------------------------------------------------------ layers */
 
 typedef struct mok_layer_options {
@@ -192,9 +246,9 @@ int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacity);
 /** Parameters and weight gradients; absent ones stay unbound (a forward needs no gradients). */
 typedef struct mok_layer_params {
     size_t size;    /**< sizeof(mok_layer_params) */
-    mok_view gate;  /**< BF16 [E_l][I][H] */
-    mok_view up;    /**< BF16 [E_l][I][H] */
-    mok_view down;  /**< BF16 [E_l][H][I] */
+    mok_view gate;  /**< BF16 [E_l][I][H], MXFP8: E4M3 */
+    mok_view up;    /**< BF16 [E_l][I][H], MXFP8: E4M3 */
+    mok_view down;  /**< BF16 [E_l][H][I], MXFP8: E4M3 */
     mok_view d_gate; /**< F32 [E_l][I][H], accumulated into */
     mok_view d_up;   /**< F32 [E_l][I][H] */
     mok_view d_down; /**< F32 [E_l][H][I] */
@@ -236,7 +290,8 @@ typedef struct mok_forward_args {
 /** Gradients of sum(out * d_out). The shared expert's part of d_x is included. */
 typedef struct mok_backward_args {
     size_t size;           /**< sizeof(mok_backward_args) */
-    uint32_t tokens;        /**< as in the forward that wrote the context */
+    uint32_t tokens;       /**< as in the forward that wrote the context */
+    uint32_t context_mode; /**< as in that forward: MOK_CONTEXT_FULL or MOK_CONTEXT_RECOMPUTE */
     uint32_t flags;        /**< MOK_BACKWARD_*, the same on all ranks */
     uint64_t timeout_ns;   /**< as in forward */
     mok_view x;            /**< BF16 [T][H], symmetric, unchanged since forward */
@@ -244,7 +299,6 @@ typedef struct mok_backward_args {
     mok_view d_out;        /**< BF16 [T][H], symmetric */
     mok_view d_x;          /**< BF16 [T][H], written */
     mok_view d_topk_weight; /**< F32 [T][K], written; exactly 0 at ids -1 */
-    uint32_t context_mode; /**< of that forward; 0: MOK_CONTEXT_FULL if the view has room for one, else _RECOMPUTE */
 } mok_backward_args;
 
 /**

@@ -203,34 +203,74 @@ static void what_is_in_use_is_not_taken_away(void **state)
     worker_end(&second);
 }
 
-static void a_group_whose_memory_another_group_uses_is_not_closed(void **state)
-{
-    struct worker worker;
-    struct worker *workers[] = { &worker };
+/* A job, and a symmetric buffer of another group of the same session. */
+struct lender {
+    struct worker worker[2];
     struct job job;
-    struct group other;
+    struct group group;
     struct buffer lent;
-    (void)state;
+};
 
-    worker_start(&worker, NULL);
-    job_open(&job, workers, 1, &job_small);
-    struct client *ranks[] = { &job.client[0] };
-    group_open(&other, harness_id(), ranks, 1);
-    buffer_symmetric(&lent, &other, 4096);
+static void lender_open(struct lender *l)
+{
+    struct worker *workers[] = { &l->worker[0], &l->worker[1] };
+    struct client *ranks[] = { &l->job.client[0] };
+
+    worker_start(&l->worker[0], NULL);
+    worker_start(&l->worker[1], NULL);
+    job_open(&l->job, workers, 2, &job_small);
+    group_open(&l->group, harness_id(), ranks, 1);
+    buffer_symmetric(&l->lent, &l->group, 65536);
+}
+
+static void lender_close(struct lender *l)
+{
+    assert_int_equal(group_close(&l->group, 0), -MOK_ENOENT);
+    buffer_free(&l->lent);
+    job_close(&l->job);
+    worker_end(&l->worker[0]);
+    worker_end(&l->worker[1]);
+}
+
+static void leaving_a_group_unbinds_its_memory_from_other_groups(void **state)
+{
+    struct lender l;
     Mok__LayerParams params = MOK__LAYER_PARAMS__INIT;
     Mok__Region gate = MOK__REGION__INIT;
-    gate.buffer = lent.id;
-    gate.length = lent.bytes;
+    (void)state;
+
+    lender_open(&l);
+    gate.buffer = l.lent.id;
+    gate.length = l.lent.bytes;
     params.gate = &gate;
-    assert_int_equal(layer_bind(&job.layer, 0, &params), 0);
-    assert_int_equal(group_close(&other, 0), -MOK_EBUSY);
-    params.gate = NULL;
-    assert_int_equal(layer_bind(&job.layer, 0, &params), 0);
-    assert_int_equal(group_close(&other, 0), 0);
-    assert_int_equal(group_close(&other, 0), -MOK_ENOENT);
-    buffer_free(&lent);
-    job_close(&job);
-    worker_end(&worker);
+    assert_int_equal(layer_bind(&l.job.layer, 0, &params), 0);
+    assert_int_equal(buffer_unmap(&l.worker[0], l.job.client[0].session, l.group.id, 0, l.lent.id), -MOK_EBUSY);
+    assert_int_equal(group_close(&l.group, 0), 0);
+    job_submit_forward(&l.job, 0, 1);
+    assert_int_equal(client_expect(&l.job.client[0], 1, -MOK_ESTATE).argument, MOK_ARG_PARAMS);
+    assert_int_equal(layer_bind(&l.job.layer, 0, &params), -MOK_EBUFFER);
+    lender_close(&l);
+}
+
+static void leaving_a_group_ends_what_other_groups_do_with_its_memory(void **state)
+{
+    struct lender l;
+    (void)state;
+
+    lender_open(&l);
+    struct mok_sqe sqe = job_forward(&l.job, 0, 1);
+    sqe.region[MOK_REGION_OUT] = (struct mok_region){ .buffer = l.lent.id, .length = l.lent.bytes };
+    client_submit(&l.job.client[0], &sqe);
+    assert_int_equal(op_await(&l.job.client[0], 1, MOK_ST_READY), 1u << 1);
+    assert_int_equal(group_close(&l.group, 0), 0);
+    client_expect(&l.job.client[0], 1, -MOK_EBUFFER);
+    Mok__WorkerReply *event = worker_event(&l.worker[0], HARNESS_WAIT_MS);
+    assert_non_null(event);
+    assert_int_equal(event->body_case, MOK__WORKER_REPLY__BODY_GROUP_BROKEN);
+    assert_int_equal(event->code, -MOK_EBUFFER);
+    assert_int_equal(event->group_broken->group, l.job.group.id);
+    mok_wire_free(&event->base);
+    lender_close(&l);
 }
 
 /* ------------------------------------------------------------------ layers and numbers */
@@ -387,7 +427,8 @@ int main(void)
         cmocka_unit_test(unknown_names_are_refused_one_by_one),
         cmocka_unit_test(a_buffer_has_one_descriptor_a_size_that_is_there_and_a_new_id),
         cmocka_unit_test(what_is_in_use_is_not_taken_away),
-        cmocka_unit_test(a_group_whose_memory_another_group_uses_is_not_closed),
+        cmocka_unit_test(leaving_a_group_unbinds_its_memory_from_other_groups),
+        cmocka_unit_test(leaving_a_group_ends_what_other_groups_do_with_its_memory),
         cmocka_unit_test(a_layer_that_mokd_planned_otherwise_is_refused),
         cmocka_unit_test(ping_tells_what_each_queue_did),
         cmocka_unit_test(a_hundred_jobs_leave_no_descriptor_and_no_mapping),

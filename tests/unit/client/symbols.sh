@@ -5,7 +5,7 @@ set -euo pipefail
 library=$1 header=$2
 
 exported=$(nm -D --defined-only "$library" | awk '$2 == "T" { print $3 }' | sort)
-declared=$(grep -E '^[a-z]' "$header" | grep -oE '\bmok_[a-z_]+\(' | tr -d '(' | sort)
+declared=$(grep -E '^[a-z]' "$header" | grep -oE '\bmok_[a-z0-9_]+\(' | tr -d '(' | sort)
 [ -n "$declared" ] || { echo "found no function in $header"; exit 1; }
 
 if ! diff <(sed 's/$/@@MOK_0/' <<<"$declared") <(echo "$exported"); then

@@ -2,10 +2,10 @@
 /*
  * BF16, the upper half of a binary32: widening is exact, narrowing rounds to nearest even and keeps NaN a NaN.
  */
-#ifndef MOK_KERNELS_BF16_H
-#define MOK_KERNELS_BF16_H
+#ifndef MOK_MX_BF16_H
+#define MOK_MX_BF16_H
 
-#include "hd.h"
+#include "bits.h"
 
 MOK_HD float mok_bf16_to_f32(uint16_t value)
 {

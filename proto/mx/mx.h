@@ -9,10 +9,13 @@
  * NaN for a whole block, is never made and is honoured when read. A row whose length is no multiple of 32 ends in a
  * shorter block. Scales are stored row-major, [rows][ceil(columns / 32)] bytes.
  */
-#ifndef MOK_KERNELS_MX_H
-#define MOK_KERNELS_MX_H
+#ifndef MOK_MX_MX_H
+#define MOK_MX_MX_H
 
-#include "bf16.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "bits.h"
 
 #define MOK_MX_BLOCK 32u
 #define MOK_E4M3_MAX 448.0f
@@ -21,7 +24,7 @@
 
 MOK_HD uint64_t mok_mx_scales(uint64_t columns)
 {
-    return mok_div_up(columns, MOK_MX_BLOCK);
+    return columns / MOK_MX_BLOCK + (columns % MOK_MX_BLOCK != 0);
 }
 
 /* 2^(code - 127); code 0 is the subnormal 2^-127, 255 NaN. */
@@ -106,7 +109,7 @@ MOK_HD void mok_mx_quantize_row(const float *value, uint64_t columns, uint32_t g
     uint64_t at, i, block;
 
     for (at = 0; at < columns; at += group) {
-        uint64_t count = mok_min_u64(group, columns - at);
+        uint64_t count = columns - at < group ? columns - at : group;
         uint8_t scale = mok_mx_scale(mok_mx_amax(value + at, count));
         float inverse = mok_e8m0_inverse(scale);
 
@@ -122,7 +125,7 @@ MOK_HD void mok_mx_dequantize_row(const uint8_t *code, const uint8_t *scale, uin
     uint64_t at, i;
 
     for (at = 0; at < columns; at += MOK_MX_BLOCK) {
-        uint64_t end = mok_min_u64(at + MOK_MX_BLOCK, columns);
+        uint64_t end = columns - at < MOK_MX_BLOCK ? columns : at + MOK_MX_BLOCK;
         float factor = mok_e8m0_to_f32(scale[at / MOK_MX_BLOCK]);
 
         for (i = at; i < end; i++)
@@ -135,18 +138,43 @@ extern "C" {
 #endif
 
 /*
- * Whole matrices of BF16, row-major [rows][columns]; `group` is 32 or 128. Codes [rows][columns], scales
- * [rows][ceil(columns / 32)]. The transposed form quantises along the other axis and stores the result as the
- * quantised transpose: codes [columns][rows], scales [columns][ceil(rows / 32)]. `tile_rows` 128 lets 128 x 128 tiles share one
- * scale (weights of engines without block-scaled products), 1 gives each row its own; group must then be 128.
+ * A matrix to quantise, row-major [rows][columns]. Codes are [rows][columns] and scales [rows][ceil(columns / 32)] of
+ * the matrix or, with `transpose`, of its transpose: then scales lie along its columns.
  */
-int mok_mx_quantize(const uint16_t *value, uint64_t rows, uint64_t columns, uint32_t group, uint32_t tile_rows,
-                    uint8_t *ret_code, uint8_t *ret_scale);
-int mok_mx_quantize_transposed(const uint16_t *value, uint64_t rows, uint64_t columns, uint32_t group,
-                               uint8_t *ret_code, uint8_t *ret_scale);
+struct mok_mx_matrix {
+    const void *value;
+    uint64_t rows, columns;
+    bool f32; /* binary32 values; else BF16 */
+    bool transpose;
+};
+
+/*
+ * `group` is 32 or 128. `tile_rows` 128 lets 128 x 128 tiles share one scale (weights of engines without block-scaled
+ * products), 1 gives each row its own; group must then be 128. -MOK_ERANGE for anything else.
+ */
+int mok_mx_quantize_matrix(const struct mok_mx_matrix *matrix, uint32_t group, uint32_t tile_rows, uint8_t *ret_code,
+                           uint8_t *ret_scale);
 void mok_mx_dequantize(const uint8_t *code, const uint8_t *scale, uint64_t rows, uint64_t columns, float *ret);
 
 #ifdef __cplusplus
 }
 #endif
+
+/* BF16 matrices. */
+static inline int mok_mx_quantize(const uint16_t *value, uint64_t rows, uint64_t columns, uint32_t group,
+                                  uint32_t tile_rows, uint8_t *ret_code, uint8_t *ret_scale)
+{
+    struct mok_mx_matrix matrix = { value, rows, columns, false, false };
+
+    return mok_mx_quantize_matrix(&matrix, group, tile_rows, ret_code, ret_scale);
+}
+
+static inline int mok_mx_quantize_transposed(const uint16_t *value, uint64_t rows, uint64_t columns, uint32_t group,
+                                             uint8_t *ret_code, uint8_t *ret_scale)
+{
+    struct mok_mx_matrix matrix = { value, rows, columns, false, true };
+
+    return mok_mx_quantize_matrix(&matrix, group, 1, ret_code, ret_scale);
+}
+
 #endif

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Every default test, from a fresh clone: installs packages, builds, runs. Asks nothing. The last line is
+# "N passed, N failed, N skipped"; exit code 0 only if nothing failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+quick=no
+filter=
+passed=0 failed=0 skipped=0
+failures=()
+
+usage() {
+    cat <<'EOF'
+Usage: tests/run.sh [--quick] [--filter REGEX] [--help]
+Builds the presets release, asan and tsan. In release all tests but the slow ones run (labels unit, integration,
+chaos, gpu; those that need a GPU report themselves as skipped where there is none), under the sanitizers the labels
+unit and integration.
+  --quick         release only
+  --filter REGEX  only tests whose name matches
+With CI or MOK_WERROR in the environment, warnings are errors.
+EOF
+}
+
+while [[ $# -gt 0 ]]; do
+    case "$1" in
+    --quick) quick=yes ;;
+    --filter)
+        [[ $# -ge 2 ]] || { usage >&2; exit 2; }
+        filter=$2
+        shift
+        ;;
+    --help)
+        usage
+        exit 0
+        ;;
+    *)
+        usage >&2
+        exit 2
+        ;;
+    esac
+    shift
+done
+
+say() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
+
+fail() {
+    failed=$((failed + 1))
+    failures+=("$1")
+}
+
+# build PRESET: configures and builds; shows the compiler's output only when it fails.
+build() {
+    local preset=$1 werror=OFF log
+    [[ -z ${CI-} && ${MOK_WERROR-OFF} =~ ^(OFF|0|)$ ]] || werror=ON
+    log=$(mktemp)
+    say "building $preset"
+    if cmake --preset "$preset" -DMOK_WERROR="$werror" >"$log" 2>&1 && ninja -C "build/$preset" >>"$log" 2>&1; then
+        rm -f "$log"
+        return 0
+    fi
+    tail -n 60 "$log"
+    rm -f "$log"
+    fail "$preset: build"
+    return 1
+}
+
+# verdicts FILE: a line "passed|failed|skipped NAME" for each test of a JUnit report. A test that could not be started
+# has failed: ctest counts it among the skipped ones.
+verdicts() {
+    awk '
+        function tell() { if (name != "") print verdict, name }
+        /<testcase / {
+            tell()
+            match($0, /name="[^"]*"/)
+            name = substr($0, RSTART + 6, RLENGTH - 7)
+            verdict = /status="run"/ ? "passed" : "failed"
+            if (/status="disabled"/) verdict = "skipped"
+        }
+        /<skipped message="SKIP_/ { verdict = "skipped" }
+        END { tell() }
+    ' "$1"
+}
+
+# check PRESET JOBS LABELS...: runs the tests of these labels (ctest's -L or -LE and a regular expression).
+check() {
+    local preset=$1 jobs=$2 report verdict name
+    shift 2
+    local -a command=(ctest --test-dir "build/$preset" "$@" --parallel "$jobs" --output-on-failure --no-tests=ignore)
+    [[ -z $filter ]] || command+=(-R "$filter")
+    # ThreadSanitizer of gcc 12 needs the address-space layout that kernels had before more of it was randomised.
+    if [[ $preset == tsan ]] && setarch -R true 2>/dev/null; then
+        command=(setarch -R "${command[@]}")
+    fi
+    report=$(mktemp)
+    say "testing $preset ($*)"
+    "${command[@]}" --output-junit "$report" || true
+    if ! grep -q '<testsuite' "$report"; then
+        rm -f "$report"
+        [[ -n $filter ]] || fail "$preset: ctest $*"
+        return 0
+    fi
+    while read -r verdict name; do
+        case "$verdict" in
+        passed) passed=$((passed + 1)) ;;
+        skipped) skipped=$((skipped + 1)) ;;
+        *) fail "$preset: $name" ;;
+        esac
+    done < <(verdicts "$report")
+    rm -f "$report"
+}
+
+deploy/deps.sh
+if build release; then
+    check release 2 -L '^unit$'
+    check release 2 -L '^integration$'
+    check release 1 -LE '^(unit|integration|slow|bench|fuzz)$'
+fi
+if [[ $quick == no ]]; then
+    for preset in asan tsan; do
+        if build "$preset"; then
+            check "$preset" 2 -L '^(unit|integration)$'
+        fi
+    done
+fi
+
+say "done"
+for name in "${failures[@]}"; do
+    echo "failed: $name"
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[[ $failed -eq 0 ]]

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A worker that owns no device: takes every request and agrees, so that tests see mokd alone. The device's name says
+ * how it differs from that: "deny-maps" maps no buffer, "deny-groups" opens no group, "busy" lets no buffer go,
+ * "stillborn" refuses to start.
+ */
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "control.pb-c.h"
+#include "mok/types.h"
+#include "util.h"
+#include "wire.h"
+
+#define CONTROL_FD 3
+
+static char device[MOK_MAX_NAME + 1];
+
+static bool is(const char *name)
+{
+    return strcmp(device, name) == 0;
+}
+
+static void decide(const Mok__WorkerRequest *request, Mok__WorkerReply *reply)
+{
+    switch (request->body_case) {
+    case MOK__WORKER_REQUEST__BODY_BUFFER_MAP:
+        reply->code = is("deny-maps") ? -MOK_ENOMEM : 0;
+        reply->text = is("deny-maps") ? (char *)"no room for it" : reply->text;
+        return;
+    case MOK__WORKER_REQUEST__BODY_BUFFER_UNMAP:
+        reply->code = is("busy") ? -MOK_EBUSY : 0;
+        return;
+    case MOK__WORKER_REQUEST__BODY_GROUP_OPEN:
+        reply->code = is("deny-groups") ? -MOK_EDEVICE : 0;
+        return;
+    default:
+        return;
+    }
+}
+
+/* False once it is to stop. */
+static bool serve(const Mok__WorkerRequest *request)
+{
+    Mok__WorkerReply reply = MOK__WORKER_REPLY__INIT;
+    Mok__WorkerStarted started = MOK__WORKER_STARTED__INIT;
+    Mok__WorkerStats stats = MOK__WORKER_STATS__INIT;
+
+    reply.id = request->id;
+    switch (request->body_case) {
+    case MOK__WORKER_REQUEST__BODY_START:
+        snprintf(device, sizeof(device), "%s", request->start->name);
+        started.sms_or_threads = request->start->threads;
+        reply.body_case = MOK__WORKER_REPLY__BODY_STARTED;
+        reply.started = &started;
+        if (is("stillborn"))
+            reply.code = -MOK_EDEVICE;
+        break;
+    case MOK__WORKER_REQUEST__BODY_PING:
+        reply.body_case = MOK__WORKER_REPLY__BODY_STATS;
+        reply.stats = &stats;
+        break;
+    default:
+        decide(request, &reply);
+    }
+    mok_wire_send(CONTROL_FD, &reply.base, NULL, 0);
+    return request->body_case != MOK__WORKER_REQUEST__BODY_STOP;
+}
+
+int main(void)
+{
+    bool go_on = true;
+
+    while (go_on) {
+        _cleanup_wire_fds_ struct mok_wire_fds fds = MOK_WIRE_FDS_INIT;
+        ProtobufCMessage *message = NULL;
+        if (mok_wire_recv(CONTROL_FD, &mok__worker_request__descriptor, &message, &fds) != 1)
+            return 0;
+        go_on = serve((const Mok__WorkerRequest *)message);
+        mok_wire_free(message);
+    }
+    return 0;
+}

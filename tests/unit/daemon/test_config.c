@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The configuration parser: what it takes, and that it names file, line, key, value and bound of what it does not. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "config.h"
+
+#define PATH_TEMPLATE "/tmp/mokd-config-XXXXXX"
+
+static char sentences[32][1024];
+static size_t n_sentences;
+
+static void take(void *cookie, const char *sentence)
+{
+    (void)cookie;
+    assert_true(n_sentences < 32);
+    snprintf(sentences[n_sentences++], sizeof(sentences[0]), "%s", sentence);
+}
+
+static int load(const char *text, struct mokd_config *ret)
+{
+    char path[] = PATH_TEMPLATE;
+    int fd = mkstemp(path);
+
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
+    close(fd);
+    n_sentences = 0;
+    int r = mokd_config_load(path, take, NULL, ret);
+    unlink(path);
+    return r;
+}
+
+/* The text must be refused with exactly one sentence, at `line`, that has `part` in it. */
+static void expect_refusal(const char *text, unsigned line, const char *part)
+{
+    struct mokd_config config;
+    char place[32];
+
+    assert_int_equal(load(text, &config), -MOK_EARG);
+    assert_int_equal(n_sentences, 1);
+    snprintf(place, sizeof(place), ":%u: ", line);
+    if (line > 0 && !strstr(sentences[0], place))
+        fail_msg("\"%s\" does not say line %u", sentences[0], line);
+    if (!strstr(sentences[0], part))
+        fail_msg("\"%s\" does not say \"%s\"", sentences[0], part);
+}
+
+#define DEVICE "[device host0]\n"
+
+static void a_device_alone_is_a_configuration(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load(DEVICE, &config), 0);
+    assert_int_equal(config.n_devices, 1);
+    assert_string_equal(config.devices[0].name, "host0");
+    assert_int_equal(config.devices[0].kind, MOK_DEVICE_HOST);
+    assert_int_equal(config.devices[0].threads, 1);
+    assert_true(config.devices[0].memory > 0);
+    assert_int_equal(config.socket_mode, 0666);
+    assert_string_equal(config.socket, "");
+    mokd_config_release(&config);
+}
+
+static void every_key_arrives(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load("# comment\n"
+                          "[daemon]\n"
+                          "socket = /run/x/s\n"
+                          "socket_mode = 0660\n"
+                          "log_level = debug\n"
+                          "worker = /usr/libexec/w\n"
+                          "poll_us = 50\n"
+                          "[limits]\n"
+                          "bytes = 2G\n"
+                          "sessions = 3\n"
+                          "groups = 4\n"
+                          "queue_entries = 128\n"
+                          "layers = 5\n"
+                          "buffers = 6\n"
+                          "[device a]\n"
+                          "  threads = 7 ; indented, with a comment\n"
+                          "  memory = 3M\n"
+                          "  chaos_delay_us = 9\n"
+                          "[device b]\n"
+                          "kind = host\n",
+                          &config),
+                     0);
+    assert_string_equal(config.socket, "/run/x/s");
+    assert_int_equal(config.socket_mode, 0660);
+    assert_int_equal(config.log_level, MOK_LOG_DEBUG);
+    assert_string_equal(config.worker, "/usr/libexec/w");
+    assert_int_equal(config.poll_us, 50);
+    assert_int_equal(config.limits.bytes, 2ull << 30);
+    assert_int_equal(config.limits.sessions, 3);
+    assert_int_equal(config.limits.groups, 4);
+    assert_int_equal(config.limits.queue_entries, 128);
+    assert_int_equal(config.limits.layers, 5);
+    assert_int_equal(config.limits.buffers, 6);
+    assert_int_equal(config.n_devices, 2);
+    assert_int_equal(config.devices[0].threads, 7);
+    assert_int_equal(config.devices[0].memory, 3 << 20);
+    assert_int_equal(config.devices[0].chaos_delay_us, 9);
+    assert_string_equal(config.devices[1].name, "b");
+    mokd_config_release(&config);
+}
+
+static void a_users_limits_override_the_general_ones_wherever_they_stand(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load("[user 4242]\nsessions = 2\n[limits]\nsessions = 9\nbuffers = 8\n" DEVICE, &config), 0);
+    assert_int_equal(mokd_config_limits(&config, 4242)->sessions, 2);
+    assert_int_equal(mokd_config_limits(&config, 4242)->buffers, 8);
+    assert_int_equal(mokd_config_limits(&config, 4243)->sessions, 9);
+    mokd_config_release(&config);
+}
+
+static void users_may_be_named(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load("[user root]\nbytes = 1K\n" DEVICE, &config), 0);
+    assert_int_equal(mokd_config_limits(&config, 0)->bytes, 1024);
+    mokd_config_release(&config);
+}
+
+static void sizes_have_binary_suffixes(void **state)
+{
+    uint64_t bytes;
+
+    (void)state;
+    assert_int_equal(mokd_parse_size("0", &bytes), 0);
+    assert_int_equal(bytes, 0);
+    assert_int_equal(mokd_parse_size("12k", &bytes), 0);
+    assert_int_equal(bytes, 12 << 10);
+    assert_int_equal(mokd_parse_size("1T", &bytes), 0);
+    assert_int_equal(bytes, 1ull << 40);
+    assert_int_equal(mokd_parse_size("18446744073709551615", &bytes), 0);
+    assert_int_equal(mokd_parse_size("18446744073709551616", &bytes), -MOK_ERANGE);
+    assert_int_equal(mokd_parse_size("99999999999T", &bytes), -MOK_ERANGE);
+    assert_int_equal(mokd_parse_size("", &bytes), -MOK_EARG);
+    assert_int_equal(mokd_parse_size("-1", &bytes), -MOK_EARG);
+    assert_int_equal(mokd_parse_size("1KB", &bytes), -MOK_EARG);
+    assert_int_equal(mokd_parse_size("1 K", &bytes), -MOK_EARG);
+}
+
+static void refusals_name_line_key_value_and_bound(void **state)
+{
+    (void)state;
+    expect_refusal("[daemon]\nsocket = s\n" DEVICE, 2, "[daemon] socket = s: must be an absolute path");
+    expect_refusal("[daemon]\nsocket_mode = 1777\n" DEVICE, 2, "socket_mode = 1777: must be an octal mode in 0600..0777");
+    expect_refusal("[daemon]\nlog_level = loud\n" DEVICE, 2, "log_level = loud: must be error,");
+    expect_refusal("[daemon]\npoll_us = 1000001\n" DEVICE, 2, "poll_us = 1000001: must be in 0..1000000");
+    expect_refusal("[daemon]\npoll_us = 5x\n" DEVICE, 2, "poll_us = 5x: not a number");
+    expect_refusal("[daemon]\npoll_us = 5K\n" DEVICE, 2, "poll_us = 5K: not a number");
+    expect_refusal("[daemon]\nspeed = 1\n" DEVICE, 2, "[daemon] speed = 1: unknown key");
+    expect_refusal("[daemon]\nworker =\n" DEVICE, 2, "worker: has no value");
+    expect_refusal("[limits]\nqueue_entries = 3\n" DEVICE, 2, "queue_entries = 3: must be in 4..4096");
+    expect_refusal("[limits]\nsessions = 0\n" DEVICE, 2, "sessions = 0: must be in 1..100000");
+    expect_refusal(DEVICE "threads = 0\n", 2, "[device host0] threads = 0: must be in 1..1024");
+    expect_refusal(DEVICE "memory = lots\n", 2, "memory = lots: not a number");
+    expect_refusal(DEVICE "kind = tpu\n", 2, "kind = tpu: must be host or cuda");
+}
+
+static void refusals_name_structure(void **state)
+{
+    (void)state;
+    expect_refusal("", 0, "at least one device");
+    expect_refusal("[daemon]\n", 0, "at least one device");
+    expect_refusal(DEVICE "threads = 1\nthreads = 2\n", 3, "threads = 2: the key is there twice");
+    expect_refusal(DEVICE "[daemon]\n" DEVICE, 3, "[device host0]: the device is there twice");
+    expect_refusal("[daemon]\n[daemon]\n" DEVICE, 2, "[daemon]: the section is there twice");
+    expect_refusal("[user root]\n[user 0]\n" DEVICE, 2, "[user 0]: the user is there twice");
+    expect_refusal("[user no.such.user]\n" DEVICE, 1, "[user no.such.user]: this machine knows no such user");
+    expect_refusal("[device a/b]\n" DEVICE, 1, "[device a/b]: a device's name has 1..63");
+    expect_refusal("[devices]\n" DEVICE, 1, "[devices]: unknown section");
+    expect_refusal("socket = /x\n" DEVICE, 1, "stands before the first section");
+    expect_refusal("[daemon\n" DEVICE, 1, "ends with ]");
+    expect_refusal(DEVICE "threads\n", 2, "neither a [section] nor a key = value");
+}
+
+static void all_errors_are_told_at_once(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load("[daemon]\npoll_us = -1\nnonsense\n[device d]\nthreads = x\n", &config), -MOK_EARG);
+    assert_int_equal(n_sentences, 3);
+}
+
+static void a_line_too_long_is_one_error(void **state)
+{
+    char text[1024] = "[daemon]\nsocket = /";
+
+    (void)state;
+    memset(text + strlen(text), 'x', 600);
+    strcat(text, "\n" DEVICE);
+    expect_refusal(text, 2, "longer than 197 bytes");
+}
+
+static void a_path_longer_than_a_socket_address_is_refused(void **state)
+{
+    char text[256] = "[daemon]\nsocket = /";
+
+    (void)state;
+    memset(text + strlen(text), 'x', 107);
+    strcat(text, "\n" DEVICE);
+    expect_refusal(text, 2, "108 bytes long, at most 107");
+}
+
+static void more_devices_than_the_bound_are_refused(void **state)
+{
+    char text[2048] = "", line[32];
+
+    (void)state;
+    for (unsigned i = 0; i <= MOK_MAX_DEVICES; i++) {
+        snprintf(line, sizeof(line), "[device d%u]\n", i);
+        strcat(text, line);
+    }
+    expect_refusal(text, MOK_MAX_DEVICES + 1, "at most 64 devices");
+}
+
+static void a_file_that_is_not_there_is_named(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    n_sentences = 0;
+    assert_int_equal(mokd_config_load("/nonexistent/conf", take, NULL, &config), -MOK_ENOENT);
+    assert_int_equal(n_sentences, 1);
+    assert_non_null(strstr(sentences[0], "/nonexistent/conf: cannot be read"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_device_alone_is_a_configuration),
+        cmocka_unit_test(every_key_arrives),
+        cmocka_unit_test(a_users_limits_override_the_general_ones_wherever_they_stand),
+        cmocka_unit_test(users_may_be_named),
+        cmocka_unit_test(sizes_have_binary_suffixes),
+        cmocka_unit_test(refusals_name_line_key_value_and_bound),
+        cmocka_unit_test(refusals_name_structure),
+        cmocka_unit_test(all_errors_are_told_at_once),
+        cmocka_unit_test(a_line_too_long_is_one_error),
+        cmocka_unit_test(a_path_longer_than_a_socket_address_is_refused),
+        cmocka_unit_test(more_devices_than_the_bound_are_refused),
+        cmocka_unit_test(a_file_that_is_not_there_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
