@@ -215,8 +215,8 @@ static void recover(struct mokd_queue *queue)
     int owed = mok_queue_recover(&queue->ring, -MOK_EWORKER);
 
     mok_queue_close(&queue->ring, -MOK_EWORKER);
-    mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d",
-            queue->id, queue->session->id, queue->device->config->name, owed);
+    mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d", queue->id,
+            queue->session->id, queue->device->config->name, owed);
 }
 
 void mokd_queues_recover(struct mokd_device *device)

@@ -261,8 +261,8 @@ static void unmake(struct making *job)
     mokd_gather_begin(&job->gather, unmade);
     for (uint32_t rank = 0; rank < job->group->size; rank++) {
         close_message(job->layer, &request, &body);
-        mokd_gather_send(&job->gather, job->group->member[rank]->device, &request, NULL, 0,
-                         MOKD_WORKER_DROP_TIMEOUT_MS, rank);
+        mokd_gather_send(&job->gather, job->group->member[rank]->device, &request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS,
+                         rank);
     }
     mokd_gather_end(&job->gather);
 }
@@ -343,8 +343,8 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
     if (r == 0)
         r = check_same_map(layer, rank, error);
     if (r == 0 && member->session->n_layers >= user->limits->layers)
-        r = mokd_error_set(error, -MOK_EQUOTA, "layers: the session has %u, and may have %u",
-                           member->session->n_layers, user->limits->layers);
+        r = mokd_error_set(error, -MOK_EQUOTA, "layers: the session has %u, and may have %u", member->session->n_layers,
+                           user->limits->layers);
     if (r == 0)
         r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
@@ -374,7 +374,7 @@ static int making_begin(struct making *job, const struct mok_layer_spec *specs)
         list[2 * rank + 1] = layer->part[rank].private_memory;
     }
     if (r == 0) {
-        r = mokd_storage_fill(group->server, list, 2 * (size_t)group->size, filled, job);
+        r = mokd_storage_fill(list, 2 * (size_t)group->size, filled, job);
         if (r < 0)
             mokd_error_set(&job->error, r, "mokd is out of memory");
     }

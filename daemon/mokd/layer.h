@@ -28,7 +28,7 @@ struct mokd_layer {
     struct mokd_group *group;
     uint32_t id;
     uint32_t open_parts;
-    bool ready; /* all workers have it, clients may name it */
+    bool ready;                    /* all workers have it, clients may name it */
     struct mokd_layer_part part[]; /* [group->size], by rank */
 };
 

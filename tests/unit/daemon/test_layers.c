@@ -171,8 +171,13 @@ static void the_query_is_the_planners_word(void **state)
     Mok__LayerSpec spec;
     struct mok_plan plan;
     struct mok_message message;
-    struct mok_layer_spec wanted = { .hidden = HIDDEN, .intermediate = INTERMEDIATE, .experts = EXPERTS, .topk = 2,
-                                     .ep = 2, .max_tokens = 16, .precision = MOK_BF16 };
+    struct mok_layer_spec wanted = { .hidden = HIDDEN,
+                                     .intermediate = INTERMEDIATE,
+                                     .experts = EXPERTS,
+                                     .topk = 2,
+                                     .ep = 2,
+                                     .max_tokens = 16,
+                                     .precision = MOK_BF16 };
     struct mok_device_limits device = { .kind = MOK_DEVICE_HOST, .units = 1, .memory_bytes = 64 << 20 };
 
     open_pair(&pair, *state);

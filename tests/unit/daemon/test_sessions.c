@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Greetings, and messages that are not what they should be: they cost their sender his session and nobody else anything. */
+/* Greetings, and messages that are not what they should be: their sender loses his session, nobody else anything. */
 #include "fixture.h"
 
 #include <stdio.h>
@@ -264,8 +264,8 @@ static void a_queue_is_one_a_device_and_has_a_power_of_two_of_entries(void **sta
         uint32_t device, entries;
         int code;
     } wrong[] = {
-        { 0, 16, -MOK_EEXIST }, { 1, 0, -MOK_ERANGE },    { 1, 3, -MOK_ERANGE },
-        { 1, 48, -MOK_ERANGE }, { 1, 8192, -MOK_ERANGE }, { 1, 4096, -MOK_EQUOTA }, { 2, 16, -MOK_ENODEV },
+        { 0, 16, -MOK_EEXIST },   { 1, 0, -MOK_ERANGE },    { 1, 3, -MOK_ERANGE },  { 1, 48, -MOK_ERANGE },
+        { 1, 8192, -MOK_ERANGE }, { 1, 4096, -MOK_EQUOTA }, { 2, 16, -MOK_ENODEV },
     };
 
     client_open(&client, *state);
