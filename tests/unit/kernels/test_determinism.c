@@ -20,7 +20,7 @@
 #define ITERATIONS 150
 #define WIDE 1 /* how many of the costly cases */
 #else
-#define ITERATIONS 2000
+#define ITERATIONS 10000
 #define WIDE 2
 #endif
 
