@@ -95,8 +95,8 @@ static void measure(const char *name, const float *values, size_t rows, size_t c
                   { "per128", MOK_MXFP8_PER128, 0 },
                   { "per128, weights 128 x 128", MOK_MXFP8_PER128, MOK_QUANTIZE_TILES } };
     float *weight = malloc(OUTPUTS * columns * 4), *got = malloc(rows * columns * 4), *got_weight = malloc(OUTPUTS * columns * 4);
-    float *want_out = malloc(rows * OUTPUTS * 4), *out = malloc(rows * OUTPUTS * 4);
-    if (!weight || !got || !got_weight || !want_out || !out)
+    float *want_out = malloc(rows * OUTPUTS * 4), *out = malloc(rows * OUTPUTS * 4), *first = malloc(rows * columns * 4);
+    if (!weight || !got || !got_weight || !want_out || !out || !first)
         exit(1);
     for (size_t i = 0; i < OUTPUTS * columns; i++)
         weight[i] = workload_float(workload_bf16((float)normal(900000000 + i)));
@@ -106,21 +106,29 @@ static void measure(const char *name, const float *values, size_t rows, size_t c
         quantised(weight, OUTPUTS, columns, rules[i].rule, rules[i].weight_flags, got_weight);
         product(got, got_weight, rows, columns, out);
         double error = norm_of_difference(got, values, rows * columns), gemm = norm_of_difference(out, want_out, rows * OUTPUTS);
-        char extra[160];
-        snprintf(extra, sizeof(extra), "\"values\":\"%s\",\"rule\":\"%s\",\"value_error\":%.6f,\"product_error\":%.6f", name,
-                 rules[i].name, error, gemm);
+        size_t others = 0;
+        if (i == 0)
+            memcpy(first, got, rows * columns * 4);
+        for (size_t j = 0; j < rows * columns; j++)
+            others += memcmp(&got[j], &first[j], 4) != 0;
+        double differs = (double)others / (double)(rows * columns);
+        char extra[200];
+        snprintf(extra, sizeof(extra),
+                 "\"values\":\"%s\",\"rule\":\"%s\",\"value_error\":%.6f,\"product_error\":%.6f,\"differs_from_per32\":%.6f", name,
+                 rules[i].name, error, gemm, differs);
         struct bench_record record = { .engine = "host", .op = "quantize", .precision = rules[i].name, .shape = name, .tokens = (long)rows,
                                        .ms = (double)NAN, .gflop = (double)NAN, .dense_tflops = (double)NAN, .peer_ms = (double)NAN,
                                        .extra = extra };
         bench_emit(&record);
         if (!bench.json)
-            printf("%-28s %-28s %10.6f %10.6f\n", name, rules[i].name, error, gemm);
+            printf("%-28s %-28s %10.6f %10.6f %10.4f %%\n", name, rules[i].name, error, gemm, differs * 100);
     }
     free(weight);
     free(got);
     free(got_weight);
     free(want_out);
     free(out);
+    free(first);
 }
 
 static void measure_made(const char *name, double (*draw)(uint64_t))
@@ -184,7 +192,7 @@ int bench_mxfp8(int argc, char **argv)
         }
     }
     if (!bench.json)
-        printf("values                       rule                         of values  of product\n");
+        printf("values                       rule                         of values of product  other values than per32\n");
     measure_made("Gaussian", normal);
     measure_made("heavy-tailed (t, 3 degrees)", heavy);
     measure_made("uneven channels", channels);

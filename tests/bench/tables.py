@@ -60,8 +60,9 @@ def peer(rs):
 
 
 def mxfp8(rs):
-    rows = [[r["values"], r["rule"], number(r["value_error"], 6), number(r["product_error"], 6)] for r in rs]
-    return table(["values", "scale rule", "error of the values", "error of a product"], rows)
+    rows = [[r["values"], r["rule"], number(r["value_error"], 6), number(r["product_error"], 6),
+             f"{r['differs_from_per32'] * 100:.4f} %"] for r in rs]
+    return table(["values", "scale rule", "error of the values", "error of a product", "values that differ from per32"], rows)
 
 
 MAKERS = {"mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}

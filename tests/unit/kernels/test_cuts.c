@@ -15,13 +15,19 @@
 #include "check.h"
 #include "harness.h"
 
-/* Zipf: expert 0 gets about a third of 900 rows, the last ones less than a tile. */
+#ifdef MOK_SANITIZED
+#define EVERY 3 /* cut of the list */
+#else
+#define EVERY 1
+#endif
+
+/* Zipf: expert 0 gets about a third of some 600 rows, the last ones less than a tile. */
 static const struct problem_options wide = {
-    .hidden = 80, .intermediate = 1040, .experts = 8, .topk = 3, .tokens = 300, .routing = ROUTE_ZIPF,
+    .hidden = 80, .intermediate = 528, .experts = 8, .topk = 3, .tokens = 210, .routing = ROUTE_ZIPF,
     .masked = 0.05, .seed = 60,
 };
 static const struct problem_options narrow = {
-    .hidden = 176, .intermediate = 208, .experts = 8, .topk = 5, .tokens = 230, .routing = ROUTE_ZIPF,
+    .hidden = 176, .intermediate = 208, .experts = 8, .topk = 5, .tokens = 130, .routing = ROUTE_ZIPF,
     .weighting = WEIGHT_ZERO_NEGATIVE, .clamp = 0.9f, .shared_intermediate = 96, .seed = 61,
 };
 
@@ -46,7 +52,7 @@ static void no_cut_changes_a_bit(const struct problem_options *options, uint32_t
     run_problem(&p, &(struct run_options){.layer = {.precision = precision}}, &plain);
     if (precision == MOK_BF16)
         check_against_oracle("plain", &p, &plain);
-    for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i++) {
+    for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i += EVERY) {
         const struct cut *cut = &cuts[i];
         uint32_t tokens[8];
         char what[120];
