@@ -17,7 +17,12 @@ struct mokd_storage_queue {
     bool running;
 };
 
-struct fill_job {
+/* So that one user's large allocations leave threads for the others. */
+#define USER_FILLS 4u
+
+struct mokd_fill {
+    TAILQ_ENTRY(mokd_fill) link; /* while it waits */
+    struct mokd_user *user;
     uv_work_t work;
     mokd_storage_filled done;
     void *cookie;
@@ -40,8 +45,8 @@ static uint64_t taken_bytes(const struct mokd_device *device, uint64_t bytes)
     return (bytes + CUDA_GRANULE - 1) / CUDA_GRANULE * CUDA_GRANULE;
 }
 
-int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes,
-                        struct mokd_storage **ret, struct mokd_error *error)
+int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
+                        struct mokd_error *error)
 {
     uint64_t user_left = user->limits->bytes - user->bytes_used;
     uint64_t device_left = device->config->memory - device->memory_used;
@@ -78,18 +83,25 @@ static void discharge(struct mokd_storage *storage)
 
 /* ------------------------------------------------------------------ filling */
 
+static void start_fills(struct mokd_user *user);
+
 /* The end of one part of a job: of the work thread, or of a worker's answer. */
-static void part_done(struct fill_job *job)
+static void part_done(struct mokd_fill *job)
 {
+    struct mokd_user *user = job->user;
+
     if (--job->pending > 0)
         return;
+    user->fills--;
+    start_fills(user);
     job->done(job->cookie, &job->error);
     free(job);
+    mokd_user_unref(user);
 }
 
 static void fill(uv_work_t *work)
 {
-    struct fill_job *job = work->data;
+    struct mokd_fill *job = work->data;
 
     for (size_t i = 0; i < job->count; i++) {
         struct mokd_storage *storage = job->list[i];
@@ -106,10 +118,10 @@ static void fill(uv_work_t *work)
 
 static void filled(uv_work_t *work, int status)
 {
-    struct fill_job *job = work->data;
+    struct mokd_fill *job = work->data;
 
     if (status < 0)
-        mokd_error_set(&job->work_error, -MOK_ECANCELED, "mokd is stopping");
+        mokd_error_set(&job->work_error, -MOK_EINTERNAL, "no thread to allocate it: %s", uv_strerror(status));
     if (job->error.code == 0)
         job->error = job->work_error;
     part_done(job);
@@ -118,7 +130,7 @@ static void filled(uv_work_t *work, int status)
 /* A GPU's memory, of which we keep the descriptor: so it outlives the worker that made it. */
 static void allocated(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 {
-    struct fill_job *job = cookie;
+    struct mokd_fill *job = cookie;
     struct mokd_storage *storage = job->list[tag];
     const char *name = storage->device->config->name;
 
@@ -132,7 +144,7 @@ static void allocated(void *cookie, uint32_t tag, const struct mokd_answer *answ
     part_done(job);
 }
 
-static void ask_worker(struct fill_job *job, size_t index)
+static void ask_worker(struct mokd_fill *job, size_t index)
 {
     Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
     Mok__WorkerMemoryAlloc body = MOK__WORKER_MEMORY_ALLOC__INIT;
@@ -145,10 +157,24 @@ static void ask_worker(struct fill_job *job, size_t index)
                      (uint32_t)index);
 }
 
-int mokd_storage_fill(struct mokd_server *server, struct mokd_storage *const *list, size_t count,
-                      mokd_storage_filled done, void *cookie)
+static void start_fills(struct mokd_user *user)
 {
-    struct fill_job *job = calloc(1, sizeof(*job) + count * sizeof(*list));
+    struct mokd_fill *job;
+
+    while (user->fills < USER_FILLS && (job = TAILQ_FIRST(&user->waiting_fills))) {
+        TAILQ_REMOVE(&user->waiting_fills, job, link);
+        user->fills++;
+        job->pending = 1; /* the work thread: also where it has nothing to do, since `done` may not be called in here */
+        uv_queue_work(&user->server->loop, &job->work, fill, filled); /* fails only without a work function */
+        for (size_t i = 0; i < job->count; i++)
+            if (job->list[i]->device->config->kind != MOK_DEVICE_HOST)
+                ask_worker(job, i);
+    }
+}
+
+int mokd_storage_fill(struct mokd_storage *const *list, size_t count, mokd_storage_filled done, void *cookie)
+{
+    struct mokd_fill *job = calloc(1, sizeof(*job) + count * sizeof(*list));
     if (!job)
         return -MOK_ENOMEM;
     memcpy(job->list, list, count * sizeof(*list));
@@ -156,14 +182,9 @@ int mokd_storage_fill(struct mokd_server *server, struct mokd_storage *const *li
     job->done = done;
     job->cookie = cookie;
     job->work.data = job;
-    job->pending = 1; /* the work thread: also where it has nothing to do, since `done` may not be called in here */
-    if (uv_queue_work(&server->loop, &job->work, fill, filled) < 0) {
-        free(job);
-        return -MOK_EINTERNAL;
-    }
-    for (size_t i = 0; i < count; i++)
-        if (list[i]->device->config->kind != MOK_DEVICE_HOST)
-            ask_worker(job, i);
+    job->user = mokd_user_hold(list[0]->user);
+    TAILQ_INSERT_TAIL(&job->user->waiting_fills, job, link);
+    start_fills(job->user);
     return 0;
 }
 

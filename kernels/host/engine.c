@@ -81,7 +81,7 @@ static int host_open(const struct mok_engine_config *config, struct mok_engine *
     pthread_cond_init(&engine->moved, NULL);
     engine->unit = calloc(config->threads, sizeof(*engine->unit));
     engine->thread = calloc(config->threads, sizeof(*engine->thread));
-    mok_host_blas_open(engine);
+    engine->gemm = mok_gemm_choose();
     if (!engine->unit || !engine->thread)
         r = fail(message, -MOK_ENOMEM, "no memory for an engine of %u threads", config->threads);
     else

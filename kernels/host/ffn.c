@@ -5,22 +5,27 @@
  */
 #include "host.h"
 
-#include <string.h>
-
 #include "ops.h"
 
-static uint32_t pad16(uint64_t rows)
-{
-    return (uint32_t)mok_round_up(rows, 16);
-}
+/* What is added to the distance between rows, so that rows of a power of two do not fight for the same cache lines. */
+#define SKEW 16u
 
-/* Widens `rows` whole rows and fills up to a multiple of 16 with zeros. */
 static void stage_rows(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows)
 {
-    uint64_t columns = matrix->columns;
+    mok_host_stage(ret, matrix->columns + SKEW, matrix, row, rows, 0, matrix->columns);
+}
 
-    mok_host_stage(ret, matrix, row, rows, 0, columns);
-    memset(ret + rows * columns, 0, (pad16(rows) - rows) * columns * sizeof(float));
+/* out[rows][n] = or += staged rows of `depth` values times panels of n columns */
+static void multiply(const struct mok_host_unit *unit, uint64_t rows, uint32_t n, uint32_t depth, const float *staged,
+                     const float *panel, float *out, bool add)
+{
+    unit->engine->gemm(&(struct mok_gemm){ rows, n, depth, staged, depth + SKEW, 1, panel, out, n, add });
+}
+
+/* Rows of one block of `rows`, of which a unit's memory holds `most`: blocks of about one size, whole tiles each. */
+static uint64_t block_of(uint64_t rows, uint32_t most)
+{
+    return mok_min_u64(mok_round_up(mok_div_up(rows, mok_div_up(rows, most)), MOK_HOST_ROW_STEP), most);
 }
 
 static uint32_t tile_at(const struct mok_plan *plan, uint32_t depth, uint32_t width, uint32_t tile, uint32_t *ret_count)
@@ -51,14 +56,14 @@ uint32_t mok_host_wgrad_tiles(const struct mok_host_ffn *ffn)
 uint64_t mok_host_block_floats(const struct mok_plan *plan)
 {
     uint32_t depth[3] = { plan->spec.hidden, plan->spec.intermediate, plan->spec.shared_intermediate };
-    uint64_t floats = mok_max_u64(MOK_HOST_BLOCK_FLOATS, MOK_HOST_TILE_ROWS * MOK_HOST_WGRAD_COLUMNS);
+    uint64_t floats = mok_max_u64(MOK_HOST_BLOCK_FLOATS, MOK_HOST_CHUNK_ROWS * MOK_HOST_WGRAD_COLUMNS);
     unsigned i;
 
     for (i = 0; i < 3; i++) {
         if (depth[i] == 0)
             continue;
         floats = mok_max_u64(floats, (uint64_t)mok_host_tile_columns(plan, depth[i]) * depth[i]);
-        floats = mok_max_u64(floats, (uint64_t)mok_host_block_rows(depth[i]) * depth[i]);
+        floats = mok_max_u64(floats, (uint64_t)mok_host_block_rows(depth[i]) * (depth[i] + SKEW));
     }
     return floats;
 }
@@ -67,18 +72,18 @@ uint64_t mok_host_block_floats(const struct mok_plan *plan)
 void mok_host_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
                       uint32_t tile, bool store_h)
 {
-    uint32_t depth = ffn->hidden, block = mok_host_block_rows(depth), n;
+    uint32_t depth = ffn->hidden, n;
     uint32_t from = tile_at(ffn->plan, depth, ffn->intermediate, tile, &n);
-    uint64_t done, i;
+    uint64_t block = block_of(rows, mok_host_block_rows(depth)), done, i;
 
-    mok_host_stage(unit->weight[0], &ffn->gate, from, n, 0, depth);
-    mok_host_stage(unit->weight[1], &ffn->up, from, n, 0, depth);
+    mok_host_stage_transposed(unit->weight[0], &ffn->gate, from, n);
+    mok_host_stage_transposed(unit->weight[1], &ffn->up, from, n);
     for (done = 0; done < rows; done += block) {
         uint64_t count = mok_min_u64(block, rows - done);
 
         stage_rows(unit->rows[0], &ffn->x, row + done, count);
-        mok_host_gemm_nt(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[0], 0, unit->out[0]);
-        mok_host_gemm_nt(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[1], 0, unit->out[1]);
+        multiply(unit, count, n, depth, unit->rows[0], unit->weight[0], unit->out[0], false);
+        multiply(unit, count, n, depth, unit->rows[0], unit->weight[1], unit->out[1], false);
         for (i = 0; i < count; i++) {
             uint64_t at = (row + done + i) * ffn->intermediate + from;
             float *h = unit->out[0] + i * n;
@@ -104,16 +109,16 @@ void mok_host_down(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, u
                    uint32_t tile)
 {
     struct mok_host_matrix h = mok_host_matrix_of(ffn->h);
-    uint32_t depth = ffn->intermediate, block = mok_host_block_rows(depth), n;
+    uint32_t depth = ffn->intermediate, n;
     uint32_t from = tile_at(ffn->plan, depth, ffn->hidden, tile, &n);
-    uint64_t done;
+    uint64_t block = block_of(rows, mok_host_block_rows(depth)), done;
 
-    mok_host_stage(unit->weight[0], &ffn->down, from, n, 0, depth);
+    mok_host_stage_transposed(unit->weight[0], &ffn->down, from, n);
     for (done = 0; done < rows; done += block) {
         uint64_t count = mok_min_u64(block, rows - done);
 
         stage_rows(unit->rows[0], &h, row + done, count);
-        mok_host_gemm_nt(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[0], 0, unit->out[0]);
+        multiply(unit, count, n, depth, unit->rows[0], unit->weight[0], unit->out[0], false);
         store_y(ffn, row + done, count, from, n, unit->out[0]);
     }
 }
@@ -134,23 +139,23 @@ static void d_hidden_row(struct mok_host_unit *unit, const struct mok_host_ffn *
     if (!ffn->partial)
         return;
     /* h as forward used it: rounded */
-    mok_host_stage(h, &h_matrix, row, 1, from, n);
+    mok_host_stage(h, n, &h_matrix, row, 1, from, n);
     ffn->partial[row * mok_host_hidden_tiles(ffn) + tile] = mok_ops_dot(u, h, n);
 }
 
 void mok_host_d_hidden(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
                        uint32_t tile)
 {
-    uint32_t depth = ffn->hidden, block = mok_host_block_rows(depth), n;
+    uint32_t depth = ffn->hidden, n;
     uint32_t from = tile_at(ffn->plan, depth, ffn->intermediate, tile, &n);
-    uint64_t done, i;
+    uint64_t block = block_of(rows, mok_host_block_rows(depth)), done, i;
 
-    mok_host_stage(unit->weight[0], &ffn->down, 0, depth, from, n);
+    mok_host_stage_panels(unit->weight[0], &ffn->down, 0, depth, from, n);
     for (done = 0; done < rows; done += block) {
         uint64_t count = mok_min_u64(block, rows - done);
 
         stage_rows(unit->rows[0], &ffn->g, row + done, count);
-        mok_host_gemm_nn(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[0], 0, unit->out[0]);
+        multiply(unit, count, n, depth, unit->rows[0], unit->weight[0], unit->out[0], false);
         for (i = 0; i < count; i++)
             d_hidden_row(unit, ffn, row + done + i, from, n, tile, unit->out[0] + i * n);
     }
@@ -161,21 +166,29 @@ void mok_host_d_input(struct mok_host_unit *unit, const struct mok_host_ffn *ffn
                       uint32_t tile)
 {
     struct mok_host_matrix d_a = mok_host_matrix_of(ffn->d_a), d_b = mok_host_matrix_of(ffn->d_b);
-    uint32_t depth = ffn->intermediate, block = mok_host_block_rows(depth), n;
+    uint32_t depth = ffn->intermediate, n;
     uint32_t from = tile_at(ffn->plan, depth, ffn->hidden, tile, &n);
-    uint64_t done;
+    uint64_t block = block_of(rows, mok_host_block_rows(depth)), done;
 
-    mok_host_stage(unit->weight[0], &ffn->gate, 0, depth, from, n);
-    mok_host_stage(unit->weight[1], &ffn->up, 0, depth, from, n);
+    mok_host_stage_panels(unit->weight[0], &ffn->gate, 0, depth, from, n);
+    mok_host_stage_panels(unit->weight[1], &ffn->up, 0, depth, from, n);
     for (done = 0; done < rows; done += block) {
         uint64_t count = mok_min_u64(block, rows - done);
 
         stage_rows(unit->rows[0], &d_a, row + done, count);
         stage_rows(unit->rows[1], &d_b, row + done, count);
-        mok_host_gemm_nn(unit->engine, pad16(count), n, depth, unit->rows[0], unit->weight[0], 0, unit->out[0]);
-        mok_host_gemm_nn(unit->engine, pad16(count), n, depth, unit->rows[1], unit->weight[1], 1, unit->out[0]);
+        multiply(unit, count, n, depth, unit->rows[0], unit->weight[0], unit->out[0], false);
+        multiply(unit, count, n, depth, unit->rows[1], unit->weight[1], unit->out[0], true);
         store_y(ffn, row + done, count, from, n, unit->out[0]);
     }
+}
+
+/* c[m][n] += staged[rows][m]^T panels of rows */
+static void multiply_add(const struct mok_host_unit *unit, uint32_t m, uint32_t n, uint32_t rows, const float *staged,
+                         float *c, uint64_t stride)
+{
+    unit->engine->gemm(
+        &(struct mok_gemm){ m, n, rows, staged, 1, MOK_HOST_WGRAD_ROWS + SKEW, unit->weight[0], c, stride, true });
 }
 
 /* Rows [from, from + m) of d_gate += d_a^T x and d_up += d_b^T x. */
@@ -186,14 +199,14 @@ static void wgrad_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn 
     uint64_t at = (uint64_t)from * ffn->hidden;
     uint32_t column;
 
-    mok_host_stage(unit->rows[0], &d_a, row, rows, from, m);
-    mok_host_stage(unit->rows[1], &d_b, row, rows, from, m);
+    mok_host_stage(unit->rows[0], MOK_HOST_WGRAD_ROWS + SKEW, &d_a, row, rows, from, m);
+    mok_host_stage(unit->rows[1], MOK_HOST_WGRAD_ROWS + SKEW, &d_b, row, rows, from, m);
     for (column = 0; column < ffn->hidden; column += MOK_HOST_WGRAD_COLUMNS) {
         uint32_t n = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_COLUMNS, ffn->hidden - column);
 
-        mok_host_stage(unit->weight[0], &ffn->x, row, rows, column, n);
-        mok_host_gemm_tn_add(m, n, rows, unit->rows[0], unit->weight[0], ffn->d_gate + at + column, ffn->hidden);
-        mok_host_gemm_tn_add(m, n, rows, unit->rows[1], unit->weight[0], ffn->d_up + at + column, ffn->hidden);
+        mok_host_stage_panels(unit->weight[0], &ffn->x, row, rows, column, n);
+        multiply_add(unit, m, n, rows, unit->rows[0], ffn->d_gate + at + column, ffn->hidden);
+        multiply_add(unit, m, n, rows, unit->rows[1], ffn->d_up + at + column, ffn->hidden);
     }
 }
 
@@ -202,25 +215,24 @@ static void wgrad_down(struct mok_host_unit *unit, const struct mok_host_ffn *ff
                        uint32_t from, uint32_t m)
 {
     struct mok_host_matrix h = mok_host_matrix_of(ffn->h);
-    uint64_t at = (uint64_t)from * ffn->intermediate;
+    uint64_t at = (uint64_t)from * ffn->intermediate, stride = MOK_HOST_WGRAD_ROWS + SKEW;
     uint32_t column, r;
 
-    mok_host_stage(unit->rows[0], &ffn->g, row, rows, from, m);
+    mok_host_stage(unit->rows[0], stride, &ffn->g, row, rows, from, m);
     if (ffn->weight)
         for (r = 0; r < rows; r++)
-            mok_ops_scale(unit->rows[0] + (uint64_t)r * m, unit->rows[0] + (uint64_t)r * m, ffn->weight[row + r], m);
+            mok_ops_scale(unit->rows[0] + r * stride, unit->rows[0] + r * stride, ffn->weight[row + r], m);
     for (column = 0; column < ffn->intermediate; column += MOK_HOST_WGRAD_COLUMNS) {
         uint32_t n = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_COLUMNS, ffn->intermediate - column);
 
-        mok_host_stage(unit->weight[0], &h, row, rows, column, n);
-        mok_host_gemm_tn_add(m, n, rows, unit->rows[0], unit->weight[0], ffn->d_down + at + column,
-                             ffn->intermediate);
+        mok_host_stage_panels(unit->weight[0], &h, row, rows, column, n);
+        multiply_add(unit, m, n, rows, unit->rows[0], ffn->d_down + at + column, ffn->intermediate);
     }
 }
 
 /*
- * Chunks of MOK_HOST_TILE_ROWS rows are added one after the other to the stored FP32 value. `row` is at a chunk's
- * start of the expert's canonical rows, so that no cut into minibatches or macrobatches changes a bit.
+ * Rows are added one after the other to the stored FP32 value, in the expert's canonical order: no cut into chunks,
+ * minibatches or macrobatches changes a bit.
  */
 void mok_host_wgrad(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
                     uint32_t tile)
@@ -232,8 +244,8 @@ void mok_host_wgrad(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, 
     uint32_t m = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_ROWS, height - from);
     uint64_t done;
 
-    for (done = 0; done < rows; done += MOK_HOST_TILE_ROWS) {
-        uint32_t count = (uint32_t)mok_min_u64(MOK_HOST_TILE_ROWS, rows - done);
+    for (done = 0; done < rows; done += MOK_HOST_CHUNK_ROWS) {
+        uint32_t count = (uint32_t)mok_min_u64(MOK_HOST_CHUNK_ROWS, rows - done);
 
         if (is_down)
             wgrad_down(unit, ffn, row + done, count, from, m);

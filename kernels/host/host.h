@@ -19,6 +19,7 @@
 #include "../engine.h"
 #include "../hd.h"
 #include "../schedule.h"
+#include "gemm.h"
 #include "mok/ring_abi.h"
 #include "layout.h"
 
@@ -154,7 +155,7 @@ struct mok_engine_layer {
 
 struct mok_engine {
     struct mok_engine_config config;
-    bool exact_rows; /* this BLAS takes another path for small products: see gemm.c */
+    mok_gemm_run *gemm;
     pthread_t *thread;
     struct mok_host_unit *unit;
     uint32_t threads; /* running */
@@ -189,18 +190,6 @@ void mok_host_fail(struct mok_host_op *op, int code, uint32_t argument);
 void mok_host_fail_slot(struct mok_host_op *op, int code, uint32_t argument, uint64_t token, uint64_t slot,
                         int64_t value);
 
-/* gemm.c: row-major FP32; `rows` a multiple of 16. A row's bits do not depend on how many rows share the call. */
-void mok_host_blas_open(struct mok_engine *engine);
-/* c[rows][n] = beta * c + a[rows][k] b[n][k]^T */
-void mok_host_gemm_nt(const struct mok_engine *engine, uint32_t rows, uint32_t n, uint32_t k, const float *a,
-                      const float *b, float beta, float *c);
-/* c[rows][n] = beta * c + a[rows][k] b[k][n] */
-void mok_host_gemm_nn(const struct mok_engine *engine, uint32_t rows, uint32_t n, uint32_t k, const float *a,
-                      const float *b, float beta, float *c);
-/* c[m][n] += a[k][m]^T b[k][n], c's rows `stride` apart */
-void mok_host_gemm_tn_add(uint32_t m, uint32_t n, uint32_t k, const float *a, const float *b, float *c,
-                          uint64_t stride);
-
 /* ffn.c: each does one output tile of `rows` rows from `row` on */
 uint32_t mok_host_hidden_tiles(const struct mok_host_ffn *ffn);       /* tiles over I that sum over H */
 uint32_t mok_host_output_tiles(const struct mok_host_ffn *ffn);       /* tiles over H that sum over I */
@@ -217,9 +206,14 @@ void mok_host_wgrad(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, 
                     uint32_t tile);
 uint64_t mok_host_block_floats(const struct mok_plan *plan);
 
-/* operand.c */
-void mok_host_stage(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows, uint64_t column,
-                    uint64_t columns);
+/* operand.c: rows as they are, `stride` floats apart */
+void mok_host_stage(float *ret, uint64_t stride, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows,
+                    uint64_t column, uint64_t columns);
+/* panels of a right operand whose k is the matrix's rows and whose n its columns; */
+void mok_host_stage_panels(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows,
+                           uint64_t column, uint64_t columns);
+/* and of one whose k is the matrix's columns, all of them, and whose n its rows, a multiple of 16 */
+void mok_host_stage_transposed(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows);
 /* Writes columns [column, column + count) of a row, rounded to BF16 or quantised. */
 void mok_host_store(const struct mok_host_rows *rows, uint32_t group, uint64_t row, uint64_t column, uint64_t count,
                     const float *value);

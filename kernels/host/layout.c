@@ -113,7 +113,9 @@ uint32_t mok_host_tile_columns(const struct mok_plan *plan, uint32_t depth)
 
 uint32_t mok_host_block_rows(uint32_t depth)
 {
-    return (uint32_t)mok_min_u64(mok_max_u64(mok_round_down(MOK_HOST_BLOCK_FLOATS / depth, 16), 16), 256);
+    uint64_t fit = mok_min_u64(MOK_HOST_BLOCK_FLOATS / depth, 256);
+
+    return (uint32_t)mok_max_u64(mok_round_down(fit, MOK_HOST_ROW_STEP), MOK_HOST_ROW_STEP);
 }
 
 static uint32_t max_comm_units(const struct mok_plan *plan)

@@ -8,9 +8,12 @@
 
 #include "../layer.h"
 
-/* An expert's segment starts at a multiple of this; weight gradients are summed in chunks of so many rows. */
+/* An expert's segment starts at a multiple of this. */
 #define MOK_HOST_TILE_ROWS 128u
-/* Rows of the shared expert that are worked on at once; a multiple of the chunk. */
+/* Rows that a weight gradient adds at once; rows of a tile of a product. */
+#define MOK_HOST_CHUNK_ROWS 128u
+#define MOK_HOST_ROW_STEP 6u
+/* Rows of the shared expert that are worked on at once. */
 #define MOK_HOST_SHARED_ROWS 1024u
 /* A FP32 block that stays in a core's cache. */
 #define MOK_HOST_BLOCK_FLOATS (256u * 1024u)

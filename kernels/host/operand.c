@@ -1,26 +1,75 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of operands on their way in (widened to FP32, exactly) and out (rounded to BF16 or quantised to MXFP8).
+ * Rows of operands on their way in (widened to FP32, exactly) and out (rounded to BF16 or quantised to MXFP8), and the
+ * panels that a product reads its right operand from (gemm.h).
  */
 #include "host.h"
 
 #include "mx.h"
 #include "ops.h"
 
-void mok_host_stage(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows, uint64_t column,
-                    uint64_t columns)
+#define CHUNK 512u /* a multiple of the values that share a scale */
+
+static const uint16_t *bf16_at(const struct mok_host_matrix *matrix, uint64_t row, uint64_t column)
+{
+    return (const uint16_t *)(const void *)matrix->data + row * matrix->columns + column;
+}
+
+/* Part of one row. */
+static void load(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t column, uint64_t columns)
+{
+    if (matrix->scale)
+        mok_ops_dequantize(ret, matrix->data + row * matrix->columns + column,
+                           matrix->scale + row * mok_mx_scales(matrix->columns) + column / MOK_MX_BLOCK, columns);
+    else
+        mok_ops_widen(ret, bf16_at(matrix, row, column), columns);
+}
+
+void mok_host_stage(float *ret, uint64_t stride, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows,
+                    uint64_t column, uint64_t columns)
 {
     uint64_t r;
 
-    for (r = row; r < row + rows; r++, ret += columns) {
-        uint64_t at = r * matrix->columns + column;
+    for (r = 0; r < rows; r++)
+        load(ret + r * stride, matrix, row + r, column, columns);
+}
 
-        if (matrix->scale)
-            mok_ops_dequantize(ret, matrix->data + at,
-                               matrix->scale + r * mok_mx_scales(matrix->columns) + column / MOK_MX_BLOCK, columns);
-        else
-            mok_ops_widen(ret, (const uint16_t *)(const void *)matrix->data + at, columns);
+void mok_host_stage_panels(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows,
+                           uint64_t column, uint64_t columns)
+{
+    uint64_t stride = rows * MOK_PANEL, r, at;
+    float chunk[CHUNK];
+
+    for (r = 0; r < rows; r++) {
+        float *to = ret + r * MOK_PANEL;
+
+        if (!matrix->scale) {
+            mok_ops_widen_panels(to, stride, bf16_at(matrix, row + r, column), columns);
+            continue;
+        }
+        for (at = 0; at < columns; at += CHUNK) {
+            uint64_t count = mok_min_u64(CHUNK, columns - at);
+
+            load(chunk, matrix, row + r, column + at, count);
+            mok_ops_copy_panels(to + at / MOK_PANEL * stride, stride, chunk, count);
+        }
     }
+}
+
+void mok_host_stage_transposed(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows)
+{
+    /* rows that are not a power of two apart do not fight for the same cache lines */
+    float chunk[MOK_PANEL][CHUNK + 16];
+    uint64_t r, at, i;
+
+    for (r = 0; r < rows; r += MOK_PANEL)
+        for (at = 0; at < matrix->columns; at += CHUNK) {
+            uint64_t count = mok_min_u64(CHUNK, matrix->columns - at);
+
+            for (i = 0; i < MOK_PANEL; i++)
+                load(chunk[i], matrix, row + r + i, at, count);
+            mok_ops_transpose16(ret + r * matrix->columns + at * MOK_PANEL, chunk[0], CHUNK + 16, count);
+        }
 }
 
 void mok_host_store(const struct mok_host_rows *rows, uint32_t group, uint64_t row, uint64_t column, uint64_t count,

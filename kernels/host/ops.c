@@ -4,12 +4,14 @@
  */
 #include "ops.h"
 
+#include <string.h>
+
 #include "bf16.h"
 #include "mx.h"
 #include "../swiglu.h"
 
-/* Resolvers of clones run before a sanitizer is up: those builds take the plain code. */
-#if defined(__x86_64__) && !defined(MOK_SANITIZED)
+/* Resolvers of clones run before a sanitizer is up, and clang does not export what it clones: those take the plain code. */
+#if defined(__x86_64__) && !defined(MOK_SANITIZED) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define CLONES
@@ -21,6 +23,71 @@ CLONES void mok_ops_widen(float *restrict ret, const uint16_t *restrict bf16, si
 
     for (i = 0; i < count; i++)
         ret[i] = mok_bf16_to_f32(bf16[i]);
+}
+
+CLONES void mok_ops_widen_panels(float *restrict ret, size_t stride, const uint16_t *restrict bf16, size_t count)
+{
+    size_t i, j;
+
+    for (i = 0; i < count; i += 16, ret += stride)
+        for (j = 0; j < 16; j++)
+            ret[j] = mok_bf16_to_f32(bf16[i + j]);
+}
+
+CLONES void mok_ops_copy_panels(float *restrict ret, size_t stride, const float *restrict value, size_t count)
+{
+    size_t i, j;
+
+    for (i = 0; i < count; i += 16, ret += stride)
+        for (j = 0; j < 16; j++)
+            ret[j] = value[i + j];
+}
+
+typedef float vector __attribute__((vector_size(32)));
+
+/* 8 x 8 values, in three rounds of exchanges between pairs of rows. */
+#define PAIR_1(a, b, low, high)                                                                                        \
+    vector low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13),                                              \
+           high = __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15)
+#define PAIR_2(a, b, low, high)                                                                                        \
+    vector low = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13),                                              \
+           high = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15)
+#define PAIR_4(a, b, low, high)                                                                                        \
+    store(ret + (low) * 16, __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11));                                  \
+    store(ret + (high) * 16, __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+#define load(from, to) vector to; memcpy(&(to), from, sizeof(to))
+#define store(to, from) do { vector stored = from; memcpy(to, &stored, sizeof(stored)); } while (0)
+
+CLONES void mok_ops_transpose16(float *all, const float *value, size_t stride, size_t count)
+{
+    size_t i, half;
+
+    for (i = 0; i < count; i += 8)
+        for (half = 0; half < 16; half += 8) {
+            const float *from = value + half * stride + i;
+            float *ret = all + i * 16 + half;
+
+            load(from, a0);
+            load(from + stride, a1);
+            load(from + 2 * stride, a2);
+            load(from + 3 * stride, a3);
+            load(from + 4 * stride, a4);
+            load(from + 5 * stride, a5);
+            load(from + 6 * stride, a6);
+            load(from + 7 * stride, a7);
+            PAIR_1(a0, a1, b0, b1);
+            PAIR_1(a2, a3, b2, b3);
+            PAIR_1(a4, a5, b4, b5);
+            PAIR_1(a6, a7, b6, b7);
+            PAIR_2(b0, b2, c0, c1);
+            PAIR_2(b1, b3, c2, c3);
+            PAIR_2(b4, b6, c4, c5);
+            PAIR_2(b5, b7, c6, c7);
+            PAIR_4(c0, c4, 0, 4);
+            PAIR_4(c1, c5, 1, 5);
+            PAIR_4(c2, c6, 2, 6);
+            PAIR_4(c3, c7, 3, 7);
+        }
 }
 
 CLONES void mok_ops_narrow(uint16_t *restrict ret, const float *restrict value, size_t count)

@@ -10,6 +10,11 @@
 #include <stdint.h>
 
 void mok_ops_widen(float *ret, const uint16_t *bf16, size_t count);
+/* The same, 16 values at a time, each 16 `stride` floats behind those before; count is a multiple of 16. */
+void mok_ops_widen_panels(float *ret, size_t stride, const uint16_t *bf16, size_t count);
+void mok_ops_copy_panels(float *ret, size_t stride, const float *value, size_t count);
+/* ret[i][j] = value[j][i], j < 16; rows of value are `stride` floats apart; count is a multiple of 8. */
+void mok_ops_transpose16(float *ret, const float *value, size_t stride, size_t count);
 void mok_ops_narrow(uint16_t *ret, const float *value, size_t count);
 /* ret = value * factor */
 void mok_ops_scale(float *ret, const float *value, float factor, size_t count);

@@ -22,16 +22,23 @@ double mx_model_decode(uint8_t code)
 
 uint8_t mx_model_encode(double value)
 {
+    static double decoded[0x7f]; /* of all magnitudes, made at the first call */
+    for (uint8_t code = 0; decoded[0x7e] == 0 && code < 0x7f; code++)
+        decoded[code] = mx_model_decode(code);
+
     uint8_t sign = signbit(value) ? 0x80 : 0, best = 0;
     double magnitude = fabs(value);
 
     if (isnan(value))
         return sign | 0x7f;
+    double nearest = magnitude; /* of code 0 */
     for (uint8_t code = 1; code <= 0x7e; code++) {
-        double distance = fabs(mx_model_decode(code) - magnitude), nearest = fabs(mx_model_decode(best) - magnitude);
+        double distance = fabs(decoded[code] - magnitude);
         /* Beside an infinite value all codes are equally far. */
-        if (isinf(magnitude) || distance < nearest || (distance == nearest && code % 2 == 0))
+        if (isinf(magnitude) || distance < nearest || (distance == nearest && code % 2 == 0)) {
             best = code;
+            nearest = distance;
+        }
     }
     return sign | best;
 }
@@ -54,4 +61,18 @@ double mx_model_amax(const uint16_t *values, size_t count)
             amax = magnitude;
     }
     return amax;
+}
+
+void mx_model_round(float *values, size_t count, uint32_t group)
+{
+    for (size_t at = 0; at < count; at += group) {
+        size_t end = count - at < group ? count : at + group;
+        double amax = 0;
+        for (size_t i = at; i < end; i++)
+            if (isfinite(values[i]))
+                amax = fmax(amax, fabs((double)values[i]));
+        int exponent = mx_model_exponent(amax);
+        for (size_t i = at; i < end; i++)
+            values[i] = (float)ldexp(mx_model_decode(mx_model_encode(ldexp((double)values[i], -exponent))), exponent);
+    }
 }

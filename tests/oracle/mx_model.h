@@ -21,4 +21,7 @@ int mx_model_exponent(double amax);
 /* Largest finite magnitude of `count` BF16 values. */
 double mx_model_amax(const uint16_t *values, size_t count);
 
+/* Replaces `count` values by what quantising them in groups of `group` and back gives; the last group may be short. */
+void mx_model_round(float *values, size_t count, uint32_t group);
+
 #endif

@@ -30,7 +30,7 @@ void result_alloc(const struct problem *p, struct result *ret)
     size_t rows = problem_rows_elements(p), slots = problem_slots(p);
     size_t experts = problem_expert_elements(p) * p->experts;
     size_t shared = (size_t)p->shared_intermediate * p->hidden;
-    const size_t count[RESULT_COUNT] = {rows, rows, slots, experts, experts, experts, shared, shared, shared};
+    const size_t count[RESULT_COUNT] = { rows, rows, slots, experts, experts, experts, shared, shared, shared };
 
     for (int i = 0; i < RESULT_COUNT; i++) {
         ret->count[i] = count[i];
@@ -176,7 +176,7 @@ static double network_backward(struct network *net, const double *x, const doubl
 
 static void network_open(struct network *net, const struct problem *p, size_t width)
 {
-    *net = (struct network){.hidden = p->hidden, .width = width, .clamp = (double)p->clamp};
+    *net = (struct network){ .hidden = p->hidden, .width = width, .clamp = (double)p->clamp };
     net->a = must_zeros(width);
     net->b = must_zeros(width);
     net->h = must_zeros(width);

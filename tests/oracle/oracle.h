@@ -44,6 +44,13 @@ double result_error(const struct result *got, const struct result *want, enum re
 
 void oracle_run(const struct problem *problem, struct result *ret);
 void reference_run(const struct problem *problem, struct result *ret);
+/*
+ * The same with E4M3 operands in the experts: rows of x, h, d_out, d_a and d_b are quantised in groups of `group` along
+ * the row before they enter a product. The expert weights must be MX tensors already: see problem_quantise_weights.
+ */
+void reference_run_mx(const struct problem *problem, uint32_t group, struct result *ret);
+/* Replaces the experts' weights by their MX values, quantised along rows. */
+void problem_quantise_weights(struct problem *problem, uint32_t group);
 
 /* The loss alone, with one element of one input moved by `step`: for finite differences. */
 enum oracle_input {

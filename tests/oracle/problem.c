@@ -139,10 +139,16 @@ static void weigh_token(const struct problem_options *o, float *weight, struct r
 
 void problem_make(struct problem *ret, const struct problem_options *o)
 {
-    struct rng rng = {o->seed * 0x2545f4914f6cdd1dull + 1};
+    struct rng rng = { o->seed * 0x2545f4914f6cdd1dull + 1 };
     struct problem p = {
-        .hidden = o->hidden, .intermediate = o->intermediate, .experts = o->experts, .topk = o->topk,
-        .shared_intermediate = o->shared_intermediate, .clamp = o->clamp, .tokens = o->tokens, .ranks = 1,
+        .hidden = o->hidden,
+        .intermediate = o->intermediate,
+        .experts = o->experts,
+        .topk = o->topk,
+        .shared_intermediate = o->shared_intermediate,
+        .clamp = o->clamp,
+        .tokens = o->tokens,
+        .ranks = 1,
     };
 
     p.rank_tokens[0] = o->tokens;

@@ -20,12 +20,12 @@ struct problem {
     uint32_t ranks;               /* the split the problem came with; ranks[] sums to tokens */
     uint32_t rank_tokens[PROBLEM_MAX_RANKS];
     uint32_t tokens;
-    uint16_t *x, *d_out;                                /* BF16 [T][H] */
-    int32_t *ids;                                       /* [T][K] */
-    float *topk_weight;                                 /* [T][K] */
-    uint16_t *gate, *up;                                /* BF16 [E][I][H] */
-    uint16_t *down;                                     /* BF16 [E][H][I] */
-    uint16_t *shared_gate, *shared_up, *shared_down;    /* BF16 [Is][H], [Is][H], [H][Is]; NULL without one */
+    uint16_t *x, *d_out;                             /* BF16 [T][H] */
+    int32_t *ids;                                    /* [T][K] */
+    float *topk_weight;                              /* [T][K] */
+    uint16_t *gate, *up;                             /* BF16 [E][I][H] */
+    uint16_t *down;                                  /* BF16 [E][H][I] */
+    uint16_t *shared_gate, *shared_up, *shared_down; /* BF16 [Is][H], [Is][H], [H][Is]; NULL without one */
 };
 
 enum routing {
@@ -38,8 +38,8 @@ enum routing {
 };
 
 enum weighting {
-    WEIGHT_SOFTMAX = 0,     /* positive, sum 1 a token */
-    WEIGHT_ZERO_NEGATIVE,   /* a third 0, the others of either sign */
+    WEIGHT_SOFTMAX = 0,   /* positive, sum 1 a token */
+    WEIGHT_ZERO_NEGATIVE, /* a third 0, the others of either sign */
     WEIGHT_COUNT,
 };
 
@@ -48,7 +48,7 @@ struct problem_options {
     float clamp;
     enum routing routing;
     enum weighting weighting;
-    double masked;           /* share of slots that are -1 */
+    double masked;            /* share of slots that are -1 */
     uint64_t allowed_experts; /* bit e: expert e may get rows (E <= 64); 0: all */
     uint64_t seed;
 };

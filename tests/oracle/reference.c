@@ -11,11 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mx_model.h"
 #include "plain_bf16.h"
 
 struct float_network {
     size_t hidden, width;
     float clamp;
+    uint32_t group; /* operands are E4M3 with a scale a group; 0: BF16 */
     const uint16_t *gate, *up, *down;
     double *d_gate, *d_up, *d_down; /* hold FP32 values */
     float *a, *b, *h, *y, *d_a, *d_b, *d_x;
@@ -47,13 +49,23 @@ static float limited(float value, float low, float high)
     return value > high ? high : value < low ? low : value;
 }
 
-static void forward_row(struct float_network *net, const uint16_t *x)
+/* As operands of a product: BF16 values, or MX values of the row. */
+static void round_operand(const struct float_network *net, float *row, size_t count)
+{
+    if (net->group)
+        mx_model_round(row, count, net->group);
+    else
+        for (size_t i = 0; i < count; i++)
+            row[i] = bf16_round(row[i]);
+}
+
+static void forward_row(struct float_network *net, const float *x)
 {
     for (size_t i = 0; i < net->width; i++) {
         float a = 0, b = 0;
         for (size_t j = 0; j < net->hidden; j++) {
-            a += load(net->gate, i * net->hidden + j) * load(x, j);
-            b += load(net->up, i * net->hidden + j) * load(x, j);
+            a += load(net->gate, i * net->hidden + j) * x[j];
+            b += load(net->up, i * net->hidden + j) * x[j];
         }
         net->a_moves[i] = !(net->clamp > 0) || a <= net->clamp;
         net->b_moves[i] = !(net->clamp > 0) || fabsf(b) <= net->clamp;
@@ -63,8 +75,9 @@ static void forward_row(struct float_network *net, const uint16_t *x)
             a = limited(a, -INFINITY, net->clamp);
             b = limited(b, -net->clamp, net->clamp);
         }
-        net->h[i] = bf16_round(a / (1 + expf(-a)) * b);
+        net->h[i] = a / (1 + expf(-a)) * b;
     }
+    round_operand(net, net->h, net->width);
     for (size_t j = 0; j < net->hidden; j++) {
         float y = 0;
         for (size_t i = 0; i < net->width; i++)
@@ -74,14 +87,14 @@ static void forward_row(struct float_network *net, const uint16_t *x)
 }
 
 /* Fills d_a and d_b (rounded); returns d(loss)/d(weight). */
-static float swiglu_backward(struct float_network *net, const uint16_t *d_out, float weight)
+static float swiglu_backward(struct float_network *net, const float *d_out, float weight)
 {
     float d_weight = 0;
 
     for (size_t i = 0; i < net->width; i++) {
         float d_h = 0, a = net->a[i], b = net->b[i];
         for (size_t j = 0; j < net->hidden; j++)
-            d_h += load(net->down, j * net->width + i) * load(d_out, j);
+            d_h += load(net->down, j * net->width + i) * d_out[j];
         d_weight += d_h * net->h[i];
         d_h *= weight;
         if (net->clamp > 0) {
@@ -89,13 +102,15 @@ static float swiglu_backward(struct float_network *net, const uint16_t *d_out, f
             b = limited(b, -net->clamp, net->clamp);
         }
         float sigma = 1 / (1 + expf(-a));
-        net->d_a[i] = net->a_moves[i] > 0 ? bf16_round(d_h * b * sigma * (1 + a * (1 - sigma))) : 0;
-        net->d_b[i] = net->b_moves[i] > 0 ? bf16_round(d_h * a * sigma) : 0;
+        net->d_a[i] = net->a_moves[i] > 0 ? d_h * b * sigma * (1 + a * (1 - sigma)) : 0;
+        net->d_b[i] = net->b_moves[i] > 0 ? d_h * a * sigma : 0;
     }
+    round_operand(net, net->d_a, net->width);
+    round_operand(net, net->d_b, net->width);
     return d_weight;
 }
 
-static float backward_row(struct float_network *net, const uint16_t *x, const uint16_t *d_out, float weight)
+static float backward_row(struct float_network *net, const float *x, const float *d_out, float weight)
 {
     float d_weight = swiglu_backward(net, d_out, weight);
 
@@ -110,9 +125,9 @@ static float backward_row(struct float_network *net, const uint16_t *x, const ui
     for (size_t i = 0; i < net->width; i++) {
         float weighted = bf16_round(weight * net->h[i]);
         for (size_t j = 0; j < net->hidden; j++) {
-            add_float(&net->d_gate[i * net->hidden + j], net->d_a[i] * load(x, j));
-            add_float(&net->d_up[i * net->hidden + j], net->d_b[i] * load(x, j));
-            add_float(&net->d_down[j * net->width + i], weighted * load(d_out, j));
+            add_float(&net->d_gate[i * net->hidden + j], net->d_a[i] * x[j]);
+            add_float(&net->d_up[i * net->hidden + j], net->d_b[i] * x[j]);
+            add_float(&net->d_down[j * net->width + i], weighted * d_out[j]);
         }
     }
     return d_weight;
@@ -120,9 +135,9 @@ static float backward_row(struct float_network *net, const uint16_t *x, const ui
 
 static void network_open(struct float_network *net, const struct problem *p, size_t width)
 {
-    *net = (struct float_network){.hidden = p->hidden, .width = width, .clamp = p->clamp};
-    float **widths[] = {&net->a, &net->b, &net->h, &net->d_a, &net->d_b, &net->a_moves, &net->b_moves};
-    float **rows[] = {&net->y, &net->d_x};
+    *net = (struct float_network){ .hidden = p->hidden, .width = width, .clamp = p->clamp };
+    float **widths[] = { &net->a, &net->b, &net->h, &net->d_a, &net->d_b, &net->a_moves, &net->b_moves };
+    float **rows[] = { &net->y, &net->d_x };
     for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
         *widths[i] = must_floats(width);
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
@@ -131,7 +146,7 @@ static void network_open(struct float_network *net, const struct problem *p, siz
 
 static void network_close(struct float_network *net)
 {
-    float *all[] = {net->a, net->b, net->h, net->d_a, net->d_b, net->a_moves, net->b_moves, net->y, net->d_x};
+    float *all[] = { net->a, net->b, net->h, net->d_a, net->d_b, net->a_moves, net->b_moves, net->y, net->d_x };
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         free(all[i]);
 }
@@ -158,53 +173,102 @@ static void point_at_shared(struct float_network *net, const struct problem *p, 
     net->d_down = ret->array[RESULT_D_SHARED_DOWN];
 }
 
-static void run_token(const struct problem *p, struct result *ret, uint32_t t, struct float_network *expert,
-                      struct float_network *shared, float *out, float *d_x)
+/* One token's rows as an expert's operands; the shared expert is BF16 in every layer. */
+struct rows {
+    float *x, *d_out, *shared_x, *shared_d_out, *out, *d_x;
+};
+
+static void load_rows(const struct problem *p, uint32_t t, const struct float_network *expert, struct rows *rows)
 {
     size_t H = p->hidden;
-    const uint16_t *x = p->x + t * H, *d_out = p->d_out + t * H;
 
-    memset(out, 0, H * sizeof(*out));
-    memset(d_x, 0, H * sizeof(*d_x));
+    for (size_t j = 0; j < H; j++) {
+        rows->x[j] = rows->shared_x[j] = load(p->x, t * H + j);
+        rows->d_out[j] = rows->shared_d_out[j] = load(p->d_out, t * H + j);
+        rows->out[j] = rows->d_x[j] = 0;
+    }
+    round_operand(expert, rows->x, H);
+    round_operand(expert, rows->d_out, H);
+}
+
+static void run_token(const struct problem *p, struct result *ret, uint32_t t, struct float_network *expert,
+                      struct float_network *shared, struct rows *rows)
+{
+    size_t H = p->hidden;
+
+    load_rows(p, t, expert, rows);
     if (p->shared_intermediate) {
-        forward_row(shared, x);
-        backward_row(shared, x, d_out, 1);
+        forward_row(shared, rows->shared_x);
+        backward_row(shared, rows->shared_x, rows->shared_d_out, 1);
         for (size_t j = 0; j < H; j++) {
-            out[j] += shared->y[j];
-            d_x[j] += shared->d_x[j];
+            rows->out[j] += shared->y[j];
+            rows->d_x[j] += shared->d_x[j];
         }
     }
     for (uint32_t k = 0; k < p->topk; k++) {
         size_t slot = (size_t)t * p->topk + k;
+        float weight = p->topk_weight[slot];
         if (p->ids[slot] < 0)
             continue;
         point_at_expert(expert, p, ret, (size_t)p->ids[slot]);
-        forward_row(expert, x);
-        ret->array[RESULT_D_TOPK_WEIGHT][slot] = (double)backward_row(expert, x, d_out, p->topk_weight[slot]);
+        forward_row(expert, rows->x);
+        ret->array[RESULT_D_TOPK_WEIGHT][slot] = (double)backward_row(expert, rows->x, rows->d_out, weight);
         for (size_t j = 0; j < H; j++) {
-            out[j] += p->topk_weight[slot] * expert->y[j];
-            d_x[j] += expert->d_x[j];
+            rows->out[j] += weight * expert->y[j];
+            rows->d_x[j] += expert->d_x[j];
         }
     }
     for (size_t j = 0; j < H; j++) {
-        ret->array[RESULT_OUT][t * H + j] = (double)bf16_round(out[j]);
-        ret->array[RESULT_D_X][t * H + j] = (double)bf16_round(d_x[j]);
+        ret->array[RESULT_OUT][t * H + j] = (double)bf16_round(rows->out[j]);
+        ret->array[RESULT_D_X][t * H + j] = (double)bf16_round(rows->d_x[j]);
     }
+}
+
+void reference_run_mx(const struct problem *p, uint32_t group, struct result *ret)
+{
+    struct float_network expert, shared;
+    struct rows rows;
+    float **all[] = { &rows.x, &rows.d_out, &rows.shared_x, &rows.shared_d_out, &rows.out, &rows.d_x };
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        *all[i] = must_floats(p->hidden);
+    result_alloc(p, ret);
+    network_open(&expert, p, p->intermediate);
+    network_open(&shared, p, p->shared_intermediate);
+    expert.group = group;
+    point_at_shared(&shared, p, ret);
+    for (uint32_t t = 0; t < p->tokens; t++)
+        run_token(p, ret, t, &expert, &shared, &rows);
+    network_close(&expert);
+    network_close(&shared);
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        free(*all[i]);
 }
 
 void reference_run(const struct problem *p, struct result *ret)
 {
-    struct float_network expert, shared;
-    float *out = must_floats(p->hidden), *d_x = must_floats(p->hidden);
+    reference_run_mx(p, 0, ret);
+}
 
-    result_alloc(p, ret);
-    network_open(&expert, p, p->intermediate);
-    network_open(&shared, p, p->shared_intermediate);
-    point_at_shared(&shared, p, ret);
-    for (uint32_t t = 0; t < p->tokens; t++)
-        run_token(p, ret, t, &expert, &shared, out, d_x);
-    network_close(&expert);
-    network_close(&shared);
-    free(out);
-    free(d_x);
+static void quantise_rows(uint16_t *values, size_t rows, size_t columns, uint32_t group)
+{
+    float *row = must_floats(columns);
+
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = 0; i < columns; i++)
+            row[i] = load(values, r * columns + i);
+        mx_model_round(row, columns, group);
+        for (size_t i = 0; i < columns; i++)
+            values[r * columns + i] = bf16_from_float(row[i]); /* exact: 4 significant bits */
+    }
+    free(row);
+}
+
+void problem_quantise_weights(struct problem *p, uint32_t group)
+{
+    size_t H = p->hidden, I = p->intermediate;
+
+    quantise_rows(p->gate, p->experts * I, H, group);
+    quantise_rows(p->up, p->experts * I, H, group);
+    quantise_rows(p->down, p->experts * H, I, group);
 }

@@ -23,7 +23,7 @@ const char *vectors_directory(void)
 static int read_file(const char *directory, const char *name, const char *suffix, struct blob *ret)
 {
     char path[1024];
-    struct blob blob = {0};
+    struct blob blob = { 0 };
 
     snprintf(path, sizeof(path), "%s/%s%s", directory, name, suffix);
     FILE *file = fopen(path, "rb");
@@ -60,7 +60,7 @@ static size_t dtype_bytes(const char *dtype)
     static const struct {
         const char *name;
         size_t bytes;
-    } known[] = {{"bf16", 2}, {"i32", 4}, {"f32", 4}, {"f64", 8}};
+    } known[] = { { "bf16", 2 }, { "i32", 4 }, { "f32", 4 }, { "f64", 8 } };
 
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
         if (!strcmp(dtype, known[i].name))
@@ -77,8 +77,8 @@ static int take_array(const cJSON *arrays, const struct blob *blob, const char *
         return 1;
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(array, "dtype"), *length;
     size_t elements = 1, bytes = dtype_bytes(dtype) * count;
-    cJSON_ArrayForEach(length, cJSON_GetObjectItemCaseSensitive(array, "shape"))
-        elements *= (size_t)length->valuedouble;
+    cJSON_ArrayForEach(length, cJSON_GetObjectItemCaseSensitive(array, "shape")) elements *=
+        (size_t)length->valuedouble;
     size_t offset = number(array, "offset");
 
     if (!cJSON_IsString(type) || strcmp(type->valuestring, dtype) || elements != count || offset > blob->size ||
@@ -101,16 +101,21 @@ static int take_inputs(const cJSON *arrays, const struct blob *blob, struct prob
         size_t count;
         void *to;
     } inputs[] = {
-        {"x", "bf16", rows, p->x}, {"d_out", "bf16", rows, p->d_out}, {"ids", "i32", slots, p->ids},
-        {"topk_weight", "f32", slots, p->topk_weight}, {"gate", "bf16", experts, p->gate},
-        {"up", "bf16", experts, p->up}, {"down", "bf16", experts, p->down},
-        {"shared_gate", "bf16", shared, p->shared_gate}, {"shared_up", "bf16", shared, p->shared_up},
-        {"shared_down", "bf16", shared, p->shared_down},
+        { "x", "bf16", rows, p->x },
+        { "d_out", "bf16", rows, p->d_out },
+        { "ids", "i32", slots, p->ids },
+        { "topk_weight", "f32", slots, p->topk_weight },
+        { "gate", "bf16", experts, p->gate },
+        { "up", "bf16", experts, p->up },
+        { "down", "bf16", experts, p->down },
+        { "shared_gate", "bf16", shared, p->shared_gate },
+        { "shared_up", "bf16", shared, p->shared_up },
+        { "shared_down", "bf16", shared, p->shared_down },
     };
 
     for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++) {
-        int r = inputs[i].to ? take_array(arrays, blob, inputs[i].name, inputs[i].dtype, inputs[i].count, inputs[i].to)
-                             : 0;
+        int r =
+            inputs[i].to ? take_array(arrays, blob, inputs[i].name, inputs[i].dtype, inputs[i].count, inputs[i].to) : 0;
         if (r) {
             fprintf(stderr, "vectors: input %s is missing or malformed\n", inputs[i].name);
             return -1;
@@ -166,7 +171,7 @@ static int load_case(const char *directory, const cJSON *entry, struct vector_ca
 int vectors_load(const char *directory, struct vector_set *ret)
 {
     struct blob text;
-    struct vector_set set = {0};
+    struct vector_set set = { 0 };
     int r = 0;
 
     if (read_file(directory, "layers", ".json", &text) < 0)
@@ -246,7 +251,7 @@ static int take_rule(const cJSON *rule, uint32_t rows, uint32_t columns, uint32_
 int mx_vectors_load(const char *directory, struct mx_vectors *ret)
 {
     struct blob text;
-    struct mx_vectors vectors = {0};
+    struct mx_vectors vectors = { 0 };
     int r = 0;
 
     if (read_file(directory, "mx", ".json", &text) < 0)

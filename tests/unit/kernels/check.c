@@ -11,6 +11,8 @@
 
 #include <cmocka.h>
 
+#include "mok/types.h"
+
 double error_bound(double reference_error, size_t count)
 {
     return reference_error * (1.5 + 6 / sqrt((double)count + 1)) + 1e-7;
@@ -93,6 +95,26 @@ void check_against_oracle(const char *what, const struct problem *p, const struc
     check_result(what, p, got, &want, CHECK_ALL);
     check_zeros(what, p, got, &want);
     result_free(&want);
+}
+
+void check_against_mx_oracle(const char *what, const struct problem *p, const struct result *got, uint32_t precision)
+{
+    struct result want, reference;
+
+    oracle_run(p, &want);
+    reference_run_mx(p, precision == MOK_MXFP8_PER32 ? 32 : 128, &reference);
+    for (int a = 0; a < RESULT_D_SHARED_GATE; a++) {
+        double error = result_error(got, &want, (enum result_array)a);
+        double expected = result_error(&reference, &want, (enum result_array)a);
+        if (getenv("MOK_TEST_PRINT_ERRORS"))
+            print_message("%s: %s error %.3e, reference %.3e\n", what, result_name[a], error, expected);
+        if (!(error <= error_bound(expected, want.count[a]) && error >= 0.3 * expected))
+            fail_msg("%s: error of %s is %g, a reference with E4M3 operands reaches %g", what, result_name[a], error,
+                     expected);
+    }
+    check_structural_zeros(what, p, got);
+    result_free(&want);
+    result_free(&reference);
 }
 
 void check_bitwise(const char *what, const struct result *got, const struct result *want, uint32_t arrays)

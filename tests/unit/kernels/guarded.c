@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define CANARY 0xa5
-static const uint8_t poison_bytes[2] = {0xc1, 0x7f};
+static const uint8_t poison_bytes[2] = { 0xc1, 0x7f };
 
 static size_t page_size(void)
 {
@@ -21,7 +21,7 @@ static size_t page_size(void)
 static struct guarded map(size_t bytes, int flags)
 {
     size_t page = page_size(), inner = (bytes + page - 1) / page * page;
-    struct guarded memory = {.map_bytes = inner + 2 * page, .bytes = bytes};
+    struct guarded memory = { .map_bytes = inner + 2 * page, .bytes = bytes };
 
     memory.map = mmap(NULL, memory.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
     if (memory.map == MAP_FAILED || (inner && mprotect(memory.map + page, inner, PROT_READ | PROT_WRITE) < 0)) {
@@ -58,12 +58,10 @@ void guarded_free(struct guarded *memory)
     memset(memory, 0, sizeof(*memory));
 }
 
+/* Each byte equals the one before it, and the first one is right. */
 static bool all_bytes(const uint8_t *from, const uint8_t *to, uint8_t value)
 {
-    for (; from < to; from++)
-        if (*from != value)
-            return false;
-    return true;
+    return from == to || (*from == value && !memcmp(from, from + 1, (size_t)(to - from) - 1));
 }
 
 bool guarded_check(const struct guarded *memory)
@@ -79,15 +77,17 @@ bool guarded_check(const struct guarded *memory)
 void poison(void *memory, size_t bytes)
 {
     uint8_t *to = memory;
-    for (size_t i = 0; i < bytes; i++)
-        to[i] = poison_bytes[i % 2];
+
+    memcpy(to, poison_bytes, bytes < 2 ? bytes : 2);
+    for (size_t done = 2; done < bytes; done *= 2)
+        memcpy(to + done, to, done < bytes - done ? done : bytes - done);
 }
 
 bool is_poison(const void *memory, size_t bytes)
 {
     const uint8_t *from = memory;
-    for (size_t i = 0; i < bytes; i++)
-        if (from[i] != poison_bytes[i % 2])
-            return false;
-    return true;
+
+    if (bytes < 2)
+        return bytes == 0 || from[0] == poison_bytes[0];
+    return !memcmp(from, poison_bytes, 2) && !memcmp(from, from + 2, bytes - 2);
 }

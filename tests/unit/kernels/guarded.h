@@ -19,8 +19,8 @@ struct guarded {
 };
 
 enum guarded_end {
-    GUARDED_AT_END = 0,   /* data ends at the guard page but for up to 15 bytes: 16-byte alignment, no better */
-    GUARDED_PAGE_START,   /* data starts at a page, as a mapped descriptor would */
+    GUARDED_AT_END = 0, /* data ends at the guard page but for up to 15 bytes: 16-byte alignment, no better */
+    GUARDED_PAGE_START, /* data starts at a page, as a mapped descriptor would */
 };
 
 /* Filled with poison. Aborts the test when memory is short. */

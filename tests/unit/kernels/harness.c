@@ -66,20 +66,22 @@ const struct mok_engine_ops *harness_engine(void)
 struct harness *harness_open(const struct harness_options *options)
 {
     struct harness *h = test_calloc(1, sizeof(*h));
-    struct mok_message message = {{0}};
+    struct mok_message message = { { 0 } };
 
     h->options = *options;
     h->options.ranks = options->ranks ? options->ranks : 1;
     h->options.threads = options->threads ? options->threads : 1;
     assert_true(h->options.ranks <= HARNESS_MAX_RANKS);
     h->ops = options->engine ? options->engine : harness_engine();
-    h->rng = (struct rng){options->seed};
+    h->rng = (struct rng){ options->seed };
     h->notifier = test_calloc(1, sizeof(*h->notifier));
     pthread_mutex_init(&h->notifier->lock, NULL);
     pthread_cond_init(&h->notifier->rung, NULL);
     for (uint32_t r = 0; r < h->options.ranks; r++) {
-        struct mok_engine_config config = {.threads = h->options.threads, .notify = notify, .cookie = h->notifier,
-                                           .chaos_delay_us = h->options.chaos_delay_us};
+        struct mok_engine_config config = { .threads = h->options.threads,
+                                            .notify = notify,
+                                            .cookie = h->notifier,
+                                            .chaos_delay_us = h->options.chaos_delay_us };
         if (h->ops->probe(&config, &h->limits, &message) < 0 || h->ops->open(&config, &h->engine[r], &message) < 0)
             fail_msg("engine of rank %u: %s", r, message.text);
     }
@@ -111,7 +113,9 @@ struct mok_layer_spec layer_spec(const struct harness *h, const struct problem *
         .topk = shape->topk,
         .ep = h->options.ranks,
         .rank = rank,
-        .max_tokens = options->max_tokens ? options->max_tokens : shape->tokens ? shape->tokens : 1,
+        .max_tokens = options->max_tokens ? options->max_tokens
+                      : shape->tokens     ? shape->tokens
+                                          : 1,
         .precision = options->precision ? options->precision : MOK_BF16,
         .shared_intermediate = shape->shared_intermediate,
         .clamp = shape->clamp,
@@ -170,8 +174,8 @@ static void params_open(struct layer *layer, const struct problem *p, uint32_t r
     struct params *params = &layer->params[r];
     size_t experts = problem_expert_elements(p) * layer->local_experts;
     size_t shared = (size_t)p->shared_intermediate * p->hidden;
-    struct guarded *expert_gradients[] = {&params->d_gate, &params->d_up, &params->d_down};
-    struct guarded *shared_gradients[] = {&params->d_shared_gate, &params->d_shared_up, &params->d_shared_down};
+    struct guarded *expert_gradients[] = { &params->d_gate, &params->d_up, &params->d_down };
+    struct guarded *shared_gradients[] = { &params->d_shared_gate, &params->d_shared_up, &params->d_shared_down };
 
     open_expert_parameter(layer, p->gate, r, p->intermediate, p->hidden, &params->gate, &params->gate_scale);
     open_expert_parameter(layer, p->up, r, p->intermediate, p->hidden, &params->up, &params->up_scale);
@@ -191,8 +195,8 @@ static void each_gradient(struct layer *layer, void (*act)(struct guarded *))
 {
     for (uint32_t r = 0; r < layer->ranks; r++) {
         struct params *p = &layer->params[r];
-        struct guarded *all[] = {&p->d_gate, &p->d_up, &p->d_down, &p->d_shared_gate, &p->d_shared_up,
-                                 &p->d_shared_down};
+        struct guarded *all[] = { &p->d_gate,        &p->d_up,        &p->d_down,
+                                  &p->d_shared_gate, &p->d_shared_up, &p->d_shared_down };
         for (size_t i = 0; i < ARRAY_SIZE(all); i++)
             act(all[i]);
     }
@@ -223,7 +227,7 @@ void layer_poison_gradients(struct layer *layer)
 static void open_on_rank(struct layer *layer, uint32_t r, void *const *symmetric)
 {
     struct harness *h = layer->harness;
-    struct mok_message message = {{0}};
+    struct mok_message message = { { 0 } };
     int code = h->ops->layer_open(h->engine[r], &layer->plan[r], symmetric, layer->private_memory[r].data,
                                   &layer->engine_layer[r], &message);
     if (code < 0)
@@ -234,15 +238,18 @@ struct layer *layer_open(struct harness *h, const struct problem *p, const struc
 {
     struct layer *layer = test_calloc(1, sizeof(*layer));
     void *symmetric[HARNESS_MAX_RANKS];
-    struct mok_message message = {{0}};
+    struct mok_message message = { { 0 } };
     uint32_t at = 0;
 
     while (at < HARNESS_MAX_LAYERS && h->layers[at])
         at++;
     assert_true(at < HARNESS_MAX_LAYERS);
     h->layers[at] = layer;
-    *layer = (struct layer){.harness = h, .shape = *p, .ranks = h->options.ranks, .poison_private = !options->sparse,
-                             .sparse = options->sparse};
+    *layer = (struct layer){ .harness = h,
+                             .shape = *p,
+                             .ranks = h->options.ranks,
+                             .poison_private = !options->sparse,
+                             .sparse = options->sparse };
     assert_int_equal(p->experts % layer->ranks, 0);
     layer->local_experts = p->experts / layer->ranks;
     layer->flags = guarded_alloc(layer->ranks * MOK_FLAGS_BYTES, GUARDED_PAGE_START);
@@ -263,7 +270,7 @@ struct layer *layer_open(struct harness *h, const struct problem *p, const struc
     }
     for (uint32_t r = 0; r < layer->ranks; r++) {
         open_on_rank(layer, r, symmetric);
-        layer->view[r] = (struct mok_dispatch_view){.ep = layer->ranks, .rank = r};
+        layer->view[r] = (struct mok_dispatch_view){ .ep = layer->ranks, .rank = r };
         for (uint32_t peer = 0; peer < layer->ranks; peer++)
             layer->view[r].flags[peer] = (void *)(layer->flags.data + peer * MOK_FLAGS_BYTES);
     }
@@ -366,6 +373,8 @@ static void start_phase(struct operation *op, uint32_t r, enum mok_phase phase)
     assert_int_equal(h->ops->start(op->layer->engine_layer[r], &mine->args, phase), 0);
     h->busy[r] = mine;
     mine->pending = MOK_ACT_WAIT;
+    if (mine->abort_in == phase)
+        h->ops->abort(h->engine[r]);
 }
 
 static void complete(struct rank_operation *mine)
@@ -379,7 +388,8 @@ static void complete(struct rank_operation *mine)
 static bool advance(struct layer *layer, uint32_t r)
 {
     static const enum mok_phase phase_of[] = {
-        [MOK_ACT_PREPARE] = MOK_PHASE_PREPARE, [MOK_ACT_MAIN] = MOK_PHASE_MAIN, [MOK_ACT_REDUCE] = MOK_PHASE_REDUCE};
+        [MOK_ACT_PREPARE] = MOK_PHASE_PREPARE, [MOK_ACT_MAIN] = MOK_PHASE_MAIN, [MOK_ACT_REDUCE] = MOK_PHASE_REDUCE
+    };
     struct harness *h = layer->harness;
     struct operation *op = head_of(layer, r);
     bool moved = false;

@@ -21,11 +21,11 @@
 
 struct harness_options {
     const struct mok_engine_ops *engine; /* NULL: the host engine */
-    uint32_t ranks;          /* 0: 1 */
-    uint32_t threads;        /* of each engine; 0: 1 */
-    uint32_t chaos_delay_us; /* random delays inside the engines */
-    uint32_t jitter;         /* a rank begins an operation up to this many rounds of the driver late */
-    uint64_t seed;           /* of jitter and of the order in which the driver looks at ranks and layers */
+    uint32_t ranks;                      /* 0: 1 */
+    uint32_t threads;                    /* of each engine; 0: 1 */
+    uint32_t chaos_delay_us;             /* random delays inside the engines */
+    uint32_t jitter;                     /* a rank begins an operation up to this many rounds of the driver late */
+    uint64_t seed;                       /* of jitter and of the order in which the driver looks at ranks and layers */
 };
 
 struct layer_options {
@@ -49,10 +49,11 @@ struct operation {
         uint32_t x_buffer, d_out_buffer; /* 0: none */
         int cancel;                      /* asked for before the operation begins; 0: no */
         bool absent;                     /* this rank never joins */
+        enum mok_phase abort_in;         /* abort the engine right after starting this phase; 0: no */
         struct mok_dispatch_op dispatch;
         enum mok_dispatch_action pending; /* asked for while the device was busy */
         bool begun, done;
-        uint32_t late;                   /* driver rounds before it begins */
+        uint32_t late; /* driver rounds before it begins */
         struct mok_op_result result;
         uint32_t fault_rank;
     } rank[HARNESS_MAX_RANKS];
@@ -69,7 +70,7 @@ struct layer {
     struct harness *harness;
     struct problem shape; /* dimensions only; no arrays */
     uint32_t ranks, local_experts;
-    bool poison_private;  /* before every operation; on by default */
+    bool poison_private; /* before every operation; on by default */
     bool sparse;
     struct mok_plan plan[HARNESS_MAX_RANKS];
     struct guarded flags, symmetric[HARNESS_MAX_RANKS], private_memory[HARNESS_MAX_RANKS];
@@ -152,6 +153,7 @@ struct run_options {
     struct layer_options layer;
     const uint32_t *tokens;
     uint32_t context_mode; /* MOK_CONTEXT_FULL or MOK_CONTEXT_RECOMPUTE; 0: full */
+    bool overwrite;        /* weight gradients start as NaN and are overwritten; else they start as 0 */
 };
 void run_problem(const struct problem *problem, const struct run_options *options, struct result *ret);
 

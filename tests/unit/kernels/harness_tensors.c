@@ -36,8 +36,9 @@ static struct guarded output(const struct layer *layer, size_t bytes)
 
 static size_t context_bytes(const struct mok_plan *plan, uint32_t mode)
 {
-    return mode == MOK_CONTEXT_FULL ? plan->context_full_bytes : mode == MOK_CONTEXT_RECOMPUTE
-               ? plan->context_recompute_bytes : 0;
+    return mode == MOK_CONTEXT_FULL        ? plan->context_full_bytes
+           : mode == MOK_CONTEXT_RECOMPUTE ? plan->context_recompute_bytes
+                                           : 0;
 }
 
 static void make_rank(struct tensors *t, const struct problem *p, uint32_t r)
@@ -87,8 +88,8 @@ struct tensors *tensors_make(struct layer *layer, const struct problem *p, const
 void tensors_free(struct tensors *t)
 {
     for (uint32_t r = 0; r < HARNESS_MAX_RANKS; r++) {
-        struct guarded *all[] = {&t->x[r], &t->d_out[r], &t->ids[r], &t->topk_weight[r],
-                                 &t->out[r], &t->d_x[r], &t->d_topk_weight[r], &t->context[r]};
+        struct guarded *all[] = { &t->x[r],   &t->d_out[r], &t->ids[r],           &t->topk_weight[r],
+                                  &t->out[r], &t->d_x[r],   &t->d_topk_weight[r], &t->context[r] };
         for (size_t i = 0; i < ARRAY_SIZE(all); i++)
             guarded_free(all[i]);
     }
@@ -108,11 +109,11 @@ void tensors_poison_outputs(struct tensors *t, bool context)
 
 void tensors_check_canaries(const struct tensors *t)
 {
-    static const char *const name[] = {"x", "d_out", "ids", "topk_weight", "out", "d_x", "d_topk_weight", "context"};
+    static const char *const name[] = { "x", "d_out", "ids", "topk_weight", "out", "d_x", "d_topk_weight", "context" };
 
     for (uint32_t r = 0; r < t->layer->ranks; r++) {
-        const struct guarded *all[] = {&t->x[r], &t->d_out[r], &t->ids[r], &t->topk_weight[r],
-                                       &t->out[r], &t->d_x[r], &t->d_topk_weight[r], &t->context[r]};
+        const struct guarded *all[] = { &t->x[r],   &t->d_out[r], &t->ids[r],           &t->topk_weight[r],
+                                        &t->out[r], &t->d_x[r],   &t->d_topk_weight[r], &t->context[r] };
         for (size_t i = 0; i < ARRAY_SIZE(all); i++)
             if (!guarded_check(all[i]))
                 fail_msg("rank %u: written beyond %s", r, name[i]);
@@ -124,10 +125,17 @@ void tensors_check_canaries(const struct tensors *t)
 static struct mok_expert_params bind(const struct params *p)
 {
     return (struct mok_expert_params){
-        .gate = p->gate.data, .up = p->up.data, .down = p->down.data,
-        .gate_scale = p->gate_scale.data, .up_scale = p->up_scale.data, .down_scale = p->down_scale.data,
-        .shared_gate = p->shared_gate.data, .shared_up = p->shared_up.data, .shared_down = p->shared_down.data,
-        .d_gate = (float *)(void *)p->d_gate.data, .d_up = (float *)(void *)p->d_up.data,
+        .gate = p->gate.data,
+        .up = p->up.data,
+        .down = p->down.data,
+        .gate_scale = p->gate_scale.data,
+        .up_scale = p->up_scale.data,
+        .down_scale = p->down_scale.data,
+        .shared_gate = p->shared_gate.data,
+        .shared_up = p->shared_up.data,
+        .shared_down = p->shared_down.data,
+        .d_gate = (float *)(void *)p->d_gate.data,
+        .d_up = (float *)(void *)p->d_up.data,
         .d_down = (float *)(void *)p->d_down.data,
         .d_shared_gate = (float *)(void *)p->d_shared_gate.data,
         .d_shared_up = (float *)(void *)p->d_shared_up.data,
@@ -145,7 +153,10 @@ static struct operation *queue(struct tensors *t, uint32_t kind, uint32_t flags)
         struct rank_operation *mine = &op->rank[r];
         bool forward = kind == MOK_KIND_FORWARD;
         mine->args = (struct mok_op_args){
-            .kind = kind, .context_mode = t->context_mode, .flags = flags, .tokens = t->tokens[r],
+            .kind = kind,
+            .context_mode = t->context_mode,
+            .flags = flags,
+            .tokens = t->tokens[r],
             .context = t->context_mode ? t->context[r].data : NULL,
             .params = bind(&layer->params[r]),
         };
@@ -256,8 +267,11 @@ void run_problem(const struct problem *p, const struct run_options *options, str
     struct layer *layer = layer_open(h, p, &options->layer);
     struct tensors *t =
         tensors_make(layer, p, options->tokens, options->context_mode ? options->context_mode : MOK_CONTEXT_FULL);
-    struct operation *forward = layer_forward(t, 0), *backward = layer_backward(t, 0);
+    struct operation *forward = layer_forward(t, 0);
+    struct operation *backward = layer_backward(t, options->overwrite ? MOK_OPF_OVERWRITE_WGRAD : 0);
 
+    if (options->overwrite)
+        layer_poison_gradients(layer);
     harness_drive(h);
     operation_expect_success(forward);
     operation_expect_success(backward);

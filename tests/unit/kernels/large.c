@@ -13,9 +13,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "plain_bf16.h"
 #include "check.h"
 #include "harness.h"
+#include "plain_bf16.h"
 
 #define FEW 24 /* tokens of the small problem, at most */
 
@@ -31,14 +31,17 @@ struct large {
 
 static struct large large_open(const struct problem_options *options, uint32_t tokens, uint32_t experts)
 {
-    struct large l = {.shape = {.hidden = options->hidden, .intermediate = options->intermediate, .experts = experts,
-                                .topk = options->topk, .tokens = tokens}};
+    struct large l = { .shape = { .hidden = options->hidden,
+                                  .intermediate = options->intermediate,
+                                  .experts = experts,
+                                  .topk = options->topk,
+                                  .tokens = tokens } };
 
     problem_make(&l.small, options);
-    run_problem(&l.small, &(struct run_options){.context_mode = MOK_CONTEXT_RECOMPUTE}, &l.want);
+    run_problem(&l.small, &(struct run_options){ .context_mode = MOK_CONTEXT_RECOMPUTE }, &l.want);
     check_against_oracle("the small problem", &l.small, &l.want);
-    l.harness = harness_open(&(struct harness_options){0});
-    l.layer = layer_open(l.harness, &l.shape, &(struct layer_options){.sparse = true});
+    l.harness = harness_open(&(struct harness_options){ 0 });
+    l.layer = layer_open(l.harness, &l.shape, &(struct layer_options){ .sparse = true });
     l.tensors = tensors_make(l.layer, &l.shape, NULL, MOK_CONTEXT_RECOMPUTE);
     memset(l.tensors->ids[0].data, 0xff, l.tensors->ids[0].bytes);
     return l;
@@ -144,8 +147,13 @@ static void check_experts(const struct large *l, const int32_t *expert_of)
 
 void large_slots_match_the_small_problem(void)
 {
-    struct problem_options o = {.hidden = 1024, .intermediate = 16, .experts = 3, .topk = 64, .tokens = FEW,
-                                .routing = ROUTE_DUPLICATES, .seed = 94};
+    struct problem_options o = { .hidden = 1024,
+                                 .intermediate = 16,
+                                 .experts = 3,
+                                 .topk = 64,
+                                 .tokens = FEW,
+                                 .routing = ROUTE_DUPLICATES,
+                                 .seed = 94 };
     uint32_t tokens = 70000;
     size_t slot_row = (size_t)o.topk * o.hidden; /* elements of a token's slots */
     struct large l = large_open(&o, tokens, o.experts);
@@ -168,7 +176,8 @@ void large_slots_match_the_small_problem(void)
 
 #define CHUNK (16ull << 20)
 
-/* All of a huge output but its first and last chunks is one chunk of memory, mapped over and over: 4 GiB take 48 MiB. */
+/* All of a huge output but its first and last chunks is one chunk of memory, mapped over and over: 4 GiB take 48 MiB.
+ */
 static void alias_the_middle(struct guarded *memory)
 {
     uint8_t *first = memory->data + CHUNK, *last = memory->data + (memory->bytes - 1) / CHUNK * CHUNK;
@@ -183,8 +192,9 @@ static void alias_the_middle(struct guarded *memory)
 
 void large_rows_match_the_small_problem(void)
 {
-    struct problem_options o = {.hidden = 8192, .intermediate = 16, .experts = 2, .topk = 2, .tokens = FEW,
-                                .seed = 95};
+    struct problem_options o = {
+        .hidden = 8192, .intermediate = 16, .experts = 2, .topk = 2, .tokens = FEW, .seed = 95
+    };
     uint32_t tokens = 263000;
     struct large l = large_open(&o, tokens, o.experts);
 
@@ -203,9 +213,10 @@ void large_rows_match_the_small_problem(void)
 
 void large_weights_match_the_small_problem(void)
 {
-    struct problem_options o = {.hidden = 1040, .intermediate = 1024, .experts = 4, .topk = 4, .tokens = 3,
-                                .seed = 96}; /* every token reaches all four */
-    static const int32_t expert_of[] = {0, 1009, 2018, 4095}; /* 2^30 and 2^31 elements lie between */
+    struct problem_options o = {
+        .hidden = 1040, .intermediate = 1024, .experts = 4, .topk = 4, .tokens = 3, .seed = 96
+    };                                                          /* every token reaches all four */
+    static const int32_t expert_of[] = { 0, 1009, 2018, 4095 }; /* 2^30 and 2^31 elements lie between */
     struct large l = large_open(&o, o.tokens, 4096);
 
     assert_true(problem_expert_elements(&l.shape) * 4095 > 1ull << 32);

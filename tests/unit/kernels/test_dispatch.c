@@ -41,7 +41,7 @@ struct sim_rank {
     struct mok_dispatch_op op;
     uint64_t seq; /* operation in hand, 1..; 0: none yet */
     bool begun, canceled;
-    enum mok_phase running; /* 0: none */
+    enum mok_phase running;       /* 0: none */
     struct mok_op_info published; /* as it was at ready */
     struct mok_op_result result[MAX_OPS + 1];
     uint32_t fault[MAX_OPS + 1];
@@ -59,8 +59,9 @@ struct sim {
 
 static struct mok_op_info plain_info(uint64_t seq)
 {
-    return (struct mok_op_info){.seq = seq, .kind = seq % 2 ? MOK_KIND_FORWARD : MOK_KIND_BACKWARD,
-                                .context_mode = MOK_CONTEXT_FULL};
+    return (struct mok_op_info){ .seq = seq,
+                                 .kind = seq % 2 ? MOK_KIND_FORWARD : MOK_KIND_BACKWARD,
+                                 .context_mode = MOK_CONTEXT_FULL };
 }
 
 static void sim_open(struct sim *sim, uint32_t ranks, uint32_t ops, uint64_t seed)
@@ -68,7 +69,7 @@ static void sim_open(struct sim *sim, uint32_t ranks, uint32_t ops, uint64_t see
     memset(sim, 0, sizeof(*sim));
     sim->ranks = ranks;
     sim->ops = ops;
-    sim->rng = (struct rng){seed};
+    sim->rng = (struct rng){ seed };
     sim->now = 1;
     for (uint32_t r = 0; r < ranks; r++) {
         sim->rank[r].flags = aligned_alloc(128, (sizeof(struct mok_layer_flags) + 127) / 128 * 128);
@@ -76,7 +77,7 @@ static void sim_open(struct sim *sim, uint32_t ranks, uint32_t ops, uint64_t see
         memset(sim->rank[r].flags, 0, sizeof(struct mok_layer_flags));
     }
     for (uint32_t r = 0; r < ranks; r++) {
-        sim->rank[r].view = (struct mok_dispatch_view){.ep = ranks, .rank = r};
+        sim->rank[r].view = (struct mok_dispatch_view){ .ep = ranks, .rank = r };
         for (uint32_t p = 0; p < ranks; p++)
             sim->rank[r].view.flags[p] = sim->rank[p].flags;
     }
@@ -130,7 +131,7 @@ static void check_phases_do_not_conflict(const struct sim *sim)
 static void check_missing(const struct sim *sim, uint32_t r)
 {
     const struct sim_rank *rank = &sim->rank[r];
-    uint64_t mask[MOK_MAX_EP / 64], want[MOK_MAX_EP / 64] = {0};
+    uint64_t mask[MOK_MAX_EP / 64], want[MOK_MAX_EP / 64] = { 0 };
     uint32_t count = 0;
 
     if (!rank->begun || rank->op.state == MOK_ST_MAIN || rank->op.state == MOK_ST_DONE)
@@ -171,7 +172,7 @@ static void check_flags(const struct sim *sim, uint32_t r, const struct mok_laye
 
 static struct mok_op_result phase_result(struct sim *sim, uint32_t r)
 {
-    struct mok_op_result result = {.rows = 10 * r + 1, .device_ns = 5};
+    struct mok_op_result result = { .rows = 10 * r + 1, .device_ns = 5 };
     const struct script *script = &sim->script[sim->rank[r].seq][r];
 
     if (sim->rank[r].running == MOK_PHASE_MAIN)
@@ -447,7 +448,7 @@ static void joined_time_is_set_when_the_last_rank_is_ready_and_not_before(void *
     bring_to_ready(&sim, 2);
     assert_int_equal(mok_dispatch_step(&sim.rank[0].op, &sim.rank[0].view, 777, &moved), MOK_ACT_MAIN);
     assert_int_equal(sim.rank[0].op.all_ready_ns, 777);
-    mok_dispatch_phase_done(&sim.rank[0].op, &(struct mok_op_result){0});
+    mok_dispatch_phase_done(&sim.rank[0].op, &(struct mok_op_result){ 0 });
     mok_dispatch_step(&sim.rank[0].op, &sim.rank[0].view, 999, &moved);
     assert_int_equal(sim.rank[0].op.all_ready_ns, 777);
     sim_close(&sim);
@@ -456,7 +457,7 @@ static void joined_time_is_set_when_the_last_rank_is_ready_and_not_before(void *
 static void missing_ranks_are_named_beyond_the_first_64(void **state)
 {
     static struct mok_layer_flags flags[MOK_MAX_EP];
-    struct mok_dispatch_view view = {.ep = MOK_MAX_EP, .rank = 3};
+    struct mok_dispatch_view view = { .ep = MOK_MAX_EP, .rank = 3 };
     struct mok_dispatch_op op;
     uint64_t mask[MOK_MAX_EP / 64];
     bool moved;
@@ -470,7 +471,7 @@ static void missing_ranks_are_named_beyond_the_first_64(void **state)
     struct mok_op_info info = plain_info(1);
     mok_dispatch_begin(&op, 1, &info);
     assert_int_equal(mok_dispatch_step(&op, &view, 1, &moved), MOK_ACT_PREPARE);
-    mok_dispatch_phase_done(&op, &(struct mok_op_result){0});
+    mok_dispatch_phase_done(&op, &(struct mok_op_result){ 0 });
     assert_int_equal(mok_dispatch_step(&op, &view, 2, &moved), MOK_ACT_WAIT);
     assert_int_equal(mok_dispatch_missing(&op, &view, mask), 2);
     assert_int_equal(mask[0], 1ull << 5);
@@ -510,7 +511,7 @@ static void *thread_main(void *argument)
 {
     struct thread_rank *me = argument;
     struct mok_dispatch_op op;
-    struct rng rng = {me->view.rank + 1};
+    struct rng rng = { me->view.rank + 1 };
     bool moved;
 
     for (uint64_t n = 1; n <= THREAD_OPS; n++) {
@@ -528,7 +529,7 @@ static void *thread_main(void *argument)
                 continue;
             }
             run_phase(me, action, n);
-            mok_dispatch_phase_done(&op, &(struct mok_op_result){0});
+            mok_dispatch_phase_done(&op, &(struct mok_op_result){ 0 });
         }
         me->status[n] = op.result.status;
     }
@@ -539,12 +540,15 @@ static void *thread_main(void *argument)
 static void run_on_threads(struct thread_rank rank[THREAD_RANKS], uint32_t cancel_chance)
 {
     static struct mok_layer_flags flags[THREAD_RANKS];
-    uint64_t routing[THREAD_RANKS] = {0}, slots[THREAD_RANKS * THREAD_RANKS] = {0};
+    uint64_t routing[THREAD_RANKS] = { 0 }, slots[THREAD_RANKS * THREAD_RANKS] = { 0 };
 
     memset(flags, 0, sizeof(flags));
     for (uint32_t r = 0; r < THREAD_RANKS; r++) {
-        rank[r] = (struct thread_rank){.view = {.ep = THREAD_RANKS, .rank = r}, .ranks = THREAD_RANKS,
-                                       .routing = routing, .slots = slots, .cancel_chance = cancel_chance};
+        rank[r] = (struct thread_rank){ .view = { .ep = THREAD_RANKS, .rank = r },
+                                        .ranks = THREAD_RANKS,
+                                        .routing = routing,
+                                        .slots = slots,
+                                        .cancel_chance = cancel_chance };
         for (uint32_t p = 0; p < THREAD_RANKS; p++)
             rank[r].view.flags[p] = &flags[p];
     }

@@ -31,10 +31,15 @@ static struct fixture fixture_open(uint32_t context_mode)
 {
     struct fixture f;
 
-    problem_make(&f.problem, &(struct problem_options){.hidden = 48, .intermediate = 32, .experts = 6, .topk = 2,
-                                                       .tokens = 31, .shared_intermediate = 16, .seed = 60});
-    f.harness = harness_open(&(struct harness_options){.ranks = RANKS, .jitter = 10, .seed = 61});
-    f.layer = layer_open(f.harness, &f.problem, &(struct layer_options){.ring_tiles = 2});
+    problem_make(&f.problem, &(struct problem_options){ .hidden = 48,
+                                                        .intermediate = 32,
+                                                        .experts = 6,
+                                                        .topk = 2,
+                                                        .tokens = 31,
+                                                        .shared_intermediate = 16,
+                                                        .seed = 60 });
+    f.harness = harness_open(&(struct harness_options){ .ranks = RANKS, .jitter = 10, .seed = 61 });
+    f.layer = layer_open(f.harness, &f.problem, &(struct layer_options){ .ring_tiles = 2 });
     f.tensors = tensors_make(f.layer, &f.problem, NULL, context_mode);
     return f;
 }
@@ -207,9 +212,11 @@ static void a_damaged_context_header_is_refused(void **state)
     static const struct {
         size_t offset, size;
     } field[] = {
-        {offsetof(struct mok_context_header, magic), 8}, {offsetof(struct mok_context_header, layer_hash), 8},
-        {offsetof(struct mok_context_header, mode), 4},  {offsetof(struct mok_context_header, tokens), 4},
-        {offsetof(struct mok_context_header, ring_rows_kept), 8},
+        { offsetof(struct mok_context_header, magic), 8 },
+        { offsetof(struct mok_context_header, layer_hash), 8 },
+        { offsetof(struct mok_context_header, mode), 4 },
+        { offsetof(struct mok_context_header, tokens), 4 },
+        { offsetof(struct mok_context_header, ring_rows_kept), 8 },
     };
     struct fixture f = fixture_open(MOK_CONTEXT_FULL);
 
@@ -232,7 +239,7 @@ static void a_damaged_context_header_is_refused(void **state)
 
 static void damaged_ids_in_a_context_are_refused(void **state)
 {
-    static const int32_t bad[] = {6, -2, INT_MAX, INT_MIN};
+    static const int32_t bad[] = { 6, -2, INT_MAX, INT_MIN };
     struct fixture f = fixture_open(MOK_CONTEXT_RECOMPUTE);
 
     (void)state;
@@ -251,7 +258,7 @@ static void damaged_ids_in_a_context_are_refused(void **state)
 static void a_context_scribbled_upon_harms_nobody(void **state)
 {
     struct fixture f = fixture_open(MOK_CONTEXT_FULL);
-    struct rng rng = {62};
+    struct rng rng = { 62 };
 
     (void)state;
     for (int n = 0; n < 60; n++) {
@@ -283,9 +290,9 @@ static void a_context_of_another_layer_is_refused(void **state)
     struct problem other;
 
     (void)state;
-    problem_make(&other, &(struct problem_options){.hidden = 32, .intermediate = 48, .experts = 6, .topk = 2,
-                                                   .tokens = 31, .seed = 63});
-    struct layer *layer = layer_open(f.harness, &other, &(struct layer_options){0});
+    problem_make(&other, &(struct problem_options){
+                             .hidden = 32, .intermediate = 48, .experts = 6, .topk = 2, .tokens = 31, .seed = 63 });
+    struct layer *layer = layer_open(f.harness, &other, &(struct layer_options){ 0 });
     struct tensors *t = tensors_make(layer, &other, NULL, MOK_CONTEXT_RECOMPUTE);
     struct operation *op = layer_forward(t, 0);
     harness_drive(f.harness);
@@ -367,16 +374,16 @@ static void an_engine_runs_one_phase_at_a_time_and_tells_its_outcome_once(void *
 {
     struct problem p;
     struct mok_op_result result;
-    struct harness *h = harness_open(&(struct harness_options){.chaos_delay_us = 2000});
+    struct harness *h = harness_open(&(struct harness_options){ .chaos_delay_us = 2000 });
 
     (void)state;
-    problem_make(&p, &(struct problem_options){.hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .tokens = 64,
-                                               .seed = 64});
-    struct layer *layer = layer_open(h, &p, &(struct layer_options){.ring_tiles = 1});
+    problem_make(&p, &(struct problem_options){
+                         .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .tokens = 64, .seed = 64 });
+    struct layer *layer = layer_open(h, &p, &(struct layer_options){ .ring_tiles = 1 });
     struct tensors *t = tensors_make(layer, &p, NULL, MOK_CONTEXT_NONE);
     struct operation *op = layer_forward(t, 0);
     struct mok_op_args *args = &op->rank[0].args;
-    struct mok_peer peer = {.x = t->x[0].data, .tokens = p.tokens};
+    struct mok_peer peer = { .x = t->x[0].data, .tokens = p.tokens };
     args->peer = &peer;
 
     assert_int_equal(h->ops->poll(h->engine[0], &result), 0);
@@ -407,19 +414,19 @@ static void an_engine_runs_one_phase_at_a_time_and_tells_its_outcome_once(void *
 static void closing_an_engine_ends_the_phase_that_runs(void **state)
 {
     struct problem p;
-    struct harness *h = harness_open(&(struct harness_options){.chaos_delay_us = 2000, .threads = 2});
+    struct harness *h = harness_open(&(struct harness_options){ .chaos_delay_us = 2000, .threads = 2 });
 
     (void)state;
-    problem_make(&p, &(struct problem_options){.hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .tokens = 64,
-                                               .seed = 65});
-    struct layer *layer = layer_open(h, &p, &(struct layer_options){.ring_tiles = 1});
+    problem_make(&p, &(struct problem_options){
+                         .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .tokens = 64, .seed = 65 });
+    struct layer *layer = layer_open(h, &p, &(struct layer_options){ .ring_tiles = 1 });
     struct tensors *t = tensors_make(layer, &p, NULL, MOK_CONTEXT_NONE);
     struct operation *op = layer_forward(t, 0);
     struct mok_op_result result;
 
     assert_int_equal(h->ops->start(layer->engine_layer[0], &op->rank[0].args, MOK_PHASE_PREPARE), 0);
     wait_for_phase(h, &result);
-    op->rank[0].peer[0] = (struct mok_peer){.x = t->x[0].data, .tokens = p.tokens};
+    op->rank[0].peer[0] = (struct mok_peer){ .x = t->x[0].data, .tokens = p.tokens };
     op->rank[0].args.peer = op->rank[0].peer;
     assert_int_equal(h->ops->start(layer->engine_layer[0], &op->rank[0].args, MOK_PHASE_MAIN), 0);
     h->ops->close(h->engine[0]); /* must not hang, and nothing may run on afterwards */

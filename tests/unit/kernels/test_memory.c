@@ -55,8 +55,8 @@ static bool only_zeros(const uint8_t *from, size_t bytes)
 
 static void memory_is_zeroed_sized_exactly_and_shared_through_its_descriptor(void **state)
 {
-    static const uint64_t sizes[] = {1, 4096, 5000, 3 << 20};
-    struct harness *h = harness_open(&(struct harness_options){0});
+    static const uint64_t sizes[] = { 1, 4096, 5000, 3 << 20 };
+    struct harness *h = harness_open(&(struct harness_options){ 0 });
     struct mok_message message;
 
     (void)state;
@@ -86,9 +86,9 @@ static void memory_is_zeroed_sized_exactly_and_shared_through_its_descriptor(voi
 
 static void memory_that_cannot_be_is_refused_in_words(void **state)
 {
-    struct harness *h = harness_open(&(struct harness_options){0});
-    struct mok_message message = {{0}};
-    struct rlimit unlimited, limit = {1u << 30, RLIM_INFINITY};
+    struct harness *h = harness_open(&(struct harness_options){ 0 });
+    struct mok_message message = { { 0 } };
+    struct rlimit unlimited, limit = { 1u << 30, RLIM_INFINITY };
     int fd = -77;
     void *address = &fd;
 
@@ -113,8 +113,8 @@ static void memory_that_cannot_be_is_refused_in_words(void **state)
 
 static void a_mapping_larger_than_its_descriptor_is_refused(void **state)
 {
-    struct harness *h = harness_open(&(struct harness_options){0});
-    struct mok_message message = {{0}};
+    struct harness *h = harness_open(&(struct harness_options){ 0 });
+    struct mok_message message = { { 0 } };
     void *address;
     int fd;
 
@@ -127,7 +127,7 @@ static void a_mapping_larger_than_its_descriptor_is_refused(void **state)
 
 static void probe_says_how_big_the_device_is(void **state)
 {
-    struct mok_engine_config config = {.threads = 3};
+    struct mok_engine_config config = { .threads = 3 };
     struct mok_device_limits limits;
     struct mok_message message;
     const struct mok_engine_ops *ops = harness_engine();
@@ -144,9 +144,9 @@ static void probe_says_how_big_the_device_is(void **state)
 
 static void a_device_without_threads_is_refused(void **state)
 {
-    struct mok_engine_config config = {.threads = 0};
+    struct mok_engine_config config = { .threads = 0 };
     struct mok_device_limits limits;
-    struct mok_message message = {{0}};
+    struct mok_message message = { { 0 } };
     struct mok_engine *engine = NULL;
 
     (void)state;
@@ -163,12 +163,22 @@ static void a_device_without_threads_is_refused(void **state)
 static void the_plans_bytes_are_enough_and_nothing_beyond_is_touched(void **state)
 {
     static const struct problem_options options[] = {
-        {.hidden = 16, .intermediate = 16, .experts = 1, .topk = 1, .tokens = 1, .seed = 80},
-        {.hidden = 16, .intermediate = 144, .experts = 2, .topk = 7, .tokens = 3, .seed = 81},
-        {.hidden = 144, .intermediate = 16, .experts = 6, .topk = 2, .tokens = 129, .routing = ROUTE_HOT_EXPERT,
-         .seed = 82},
-        {.hidden = 48, .intermediate = 80, .experts = 4, .topk = 3, .tokens = 64, .shared_intermediate = 112,
-         .seed = 83},
+        { .hidden = 16, .intermediate = 16, .experts = 1, .topk = 1, .tokens = 1, .seed = 80 },
+        { .hidden = 16, .intermediate = 144, .experts = 2, .topk = 7, .tokens = 3, .seed = 81 },
+        { .hidden = 144,
+          .intermediate = 16,
+          .experts = 6,
+          .topk = 2,
+          .tokens = 129,
+          .routing = ROUTE_HOT_EXPERT,
+          .seed = 82 },
+        { .hidden = 48,
+          .intermediate = 80,
+          .experts = 4,
+          .topk = 3,
+          .tokens = 64,
+          .shared_intermediate = 112,
+          .seed = 83 },
     };
 
     (void)state;
@@ -177,9 +187,9 @@ static void the_plans_bytes_are_enough_and_nothing_beyond_is_touched(void **stat
             for (uint32_t ep = 1; ep <= 2 && options[i].experts % ep == 0; ep++) {
                 struct problem p;
                 struct result got;
-                struct run_options run = {.harness = {.ranks = ep, .threads = 1 + tiles % 2},
-                                          .layer = {.ring_tiles = tiles},
-                                          .context_mode = tiles % 2 ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL};
+                struct run_options run = { .harness = { .ranks = ep, .threads = 1 + tiles % 2 },
+                                           .layer = { .ring_tiles = tiles },
+                                           .context_mode = tiles % 2 ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL };
                 problem_make(&p, &options[i]);
                 run_problem(&p, &run, &got);
                 check_against_oracle("exact bytes", &p, &got);
@@ -195,11 +205,13 @@ static void fewer_tokens_than_the_layer_allows_are_fine(void **state)
     struct result got;
 
     (void)state;
-    problem_make(&p, &(struct problem_options){.hidden = 48, .intermediate = 32, .experts = 4, .topk = 2, .tokens = 9,
-                                               .seed = 84});
+    problem_make(&p, &(struct problem_options){
+                         .hidden = 48, .intermediate = 32, .experts = 4, .topk = 2, .tokens = 9, .seed = 84 });
     for (uint32_t mode = MOK_CONTEXT_FULL; mode <= MOK_CONTEXT_RECOMPUTE; mode++) {
-        run_problem(&p, &(struct run_options){.harness = {.ranks = 2}, .layer = {.max_tokens = 500},
-                                              .context_mode = mode}, &got);
+        run_problem(
+            &p,
+            &(struct run_options){ .harness = { .ranks = 2 }, .layer = { .max_tokens = 500 }, .context_mode = mode },
+            &got);
         check_against_oracle("few tokens", &p, &got);
         result_free(&got);
     }
@@ -208,8 +220,8 @@ static void fewer_tokens_than_the_layer_allows_are_fine(void **state)
 
 static void open_and_close(const struct problem *p, uint32_t threads)
 {
-    struct harness *h = harness_open(&(struct harness_options){.threads = threads});
-    layer_open(h, p, &(struct layer_options){0});
+    struct harness *h = harness_open(&(struct harness_options){ .threads = threads });
+    layer_open(h, p, &(struct layer_options){ 0 });
     harness_close(h);
 }
 
@@ -218,8 +230,8 @@ static void engines_and_layers_that_come_and_go_leave_nothing(void **state)
     struct problem p;
 
     (void)state;
-    problem_make(&p, &(struct problem_options){.hidden = 32, .intermediate = 16, .experts = 2, .topk = 2, .tokens = 5,
-                                               .seed = 85});
+    problem_make(&p, &(struct problem_options){
+                         .hidden = 32, .intermediate = 16, .experts = 2, .topk = 2, .tokens = 5, .seed = 85 });
     for (int n = 0; n < 20; n++)
         open_and_close(&p, 2);
     uint32_t descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");

@@ -146,8 +146,8 @@ static void every_amax_gets_the_smallest_scale_that_holds_it(void **state)
 /* Values that a real tensor rarely has: zeros of both signs, subnormals, the largest, ties, and what is not finite. */
 static uint16_t odd_value(struct rng *rng)
 {
-    static const uint16_t special[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x7f7f, 0xff7f, 0x43e0, 0x43e1,
-                                       0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x3f80, 0x3f88, 0x3f98, 0x0200, 0x3b00};
+    static const uint16_t special[] = { 0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x7f7f, 0xff7f, 0x43e0, 0x43e1,
+                                        0x7f80, 0xff80, 0x7fc0, 0xffc1, 0x3f80, 0x3f88, 0x3f98, 0x0200, 0x3b00 };
     switch (rng_below(rng, 4)) {
     case 0:
         return special[rng_below(rng, sizeof(special) / sizeof(special[0]))];
@@ -171,8 +171,8 @@ static uint16_t *random_matrix(struct rng *rng, uint64_t count)
 
 static void rows_of_any_length_match_the_model(void **state)
 {
-    static const uint32_t lengths[] = {16, 32, 48, 112, 128, 144, 2880};
-    struct rng rng = {1};
+    static const uint32_t lengths[] = { 16, 32, 48, 112, 128, 144, 2880 };
+    struct rng rng = { 1 };
 
     (void)state;
     for (int n = 0; n < 60; n++) {
@@ -193,7 +193,7 @@ static void rows_of_any_length_match_the_model(void **state)
 
 static void the_transposed_form_is_the_quantised_transpose(void **state)
 {
-    struct rng rng = {2};
+    struct rng rng = { 2 };
 
     (void)state;
     for (int n = 0; n < 60; n++) {
@@ -220,7 +220,7 @@ static void the_transposed_form_is_the_quantised_transpose(void **state)
 static void tiles_of_128_rows_share_one_scale(void **state)
 {
     enum { ROWS = 272, COLUMNS = 160, BLOCKS = COLUMNS / 32 };
-    struct rng rng = {3};
+    struct rng rng = { 3 };
     uint8_t *code = test_malloc(ROWS * COLUMNS), *scale = test_malloc(ROWS * BLOCKS);
     uint16_t *value = random_matrix(&rng, ROWS * COLUMNS);
 
@@ -249,7 +249,7 @@ static void tiles_of_128_rows_share_one_scale(void **state)
 static void dequantising_gives_code_times_scale(void **state)
 {
     enum { ROWS = 9, COLUMNS = 80, BLOCKS = 3 };
-    struct rng rng = {4};
+    struct rng rng = { 4 };
     uint8_t code[ROWS * COLUMNS], scale[ROWS * BLOCKS];
     float got[ROWS * COLUMNS];
 
@@ -273,7 +273,7 @@ static void dequantising_gives_code_times_scale(void **state)
 static void a_quantised_tensor_keeps_its_values_when_quantised_again(void **state)
 {
     enum { COUNT = 32 * 128 };
-    struct rng rng = {5};
+    struct rng rng = { 5 };
     static uint16_t value[COUNT];
     static uint8_t code[COUNT], scale[COUNT / 32];
     static float wide[COUNT], again[COUNT];
@@ -294,7 +294,7 @@ static void a_quantised_tensor_keeps_its_values_when_quantised_again(void **stat
 
 static void unknown_groups_and_tiles_are_refused_and_write_nothing(void **state)
 {
-    uint16_t value[256] = {0};
+    uint16_t value[256] = { 0 };
     uint8_t code[256], scale[8];
 
     (void)state;

@@ -11,13 +11,13 @@
 
 #include <cmocka.h>
 
-#include "plain_bf16.h"
 #include "mx_model.h"
 #include "oracle.h"
+#include "plain_bf16.h"
 #include "vectors.h"
 
 static const enum result_array gradient_of[INPUT_COUNT] = {
-    RESULT_D_X, RESULT_D_TOPK_WEIGHT, RESULT_D_GATE, RESULT_D_UP,
+    RESULT_D_X,    RESULT_D_TOPK_WEIGHT, RESULT_D_GATE,      RESULT_D_UP,
     RESULT_D_DOWN, RESULT_D_SHARED_GATE, RESULT_D_SHARED_UP, RESULT_D_SHARED_DOWN,
 };
 
@@ -40,7 +40,7 @@ static void check_gradients(const struct problem_options *options)
 {
     struct problem p;
     struct result result;
-    struct rng rng = {options->seed};
+    struct rng rng = { options->seed };
 
     problem_make(&p, options);
     oracle_run(&p, &result);
@@ -60,22 +60,39 @@ static void check_gradients(const struct problem_options *options)
 static void oracle_gradients_match_finite_differences(void **state)
 {
     (void)state;
-    check_gradients(&(struct problem_options){.hidden = 16, .intermediate = 32, .experts = 3, .topk = 2, .tokens = 7,
-                                              .weighting = WEIGHT_ZERO_NEGATIVE, .masked = 0.2, .seed = 1});
+    check_gradients(&(struct problem_options){ .hidden = 16,
+                                               .intermediate = 32,
+                                               .experts = 3,
+                                               .topk = 2,
+                                               .tokens = 7,
+                                               .weighting = WEIGHT_ZERO_NEGATIVE,
+                                               .masked = 0.2,
+                                               .seed = 1 });
 }
 
 static void oracle_gradients_match_finite_differences_with_duplicates(void **state)
 {
     (void)state;
-    check_gradients(&(struct problem_options){.hidden = 32, .intermediate = 16, .experts = 2, .topk = 4, .tokens = 5,
-                                              .routing = ROUTE_DUPLICATES, .seed = 2});
+    check_gradients(&(struct problem_options){ .hidden = 32,
+                                               .intermediate = 16,
+                                               .experts = 2,
+                                               .topk = 4,
+                                               .tokens = 5,
+                                               .routing = ROUTE_DUPLICATES,
+                                               .seed = 2 });
 }
 
 static void oracle_gradients_match_finite_differences_with_clamp_and_shared_expert(void **state)
 {
     (void)state;
-    check_gradients(&(struct problem_options){.hidden = 32, .intermediate = 16, .experts = 3, .topk = 2, .tokens = 6,
-                                              .clamp = 0.5f, .shared_intermediate = 48, .seed = 3});
+    check_gradients(&(struct problem_options){ .hidden = 32,
+                                               .intermediate = 16,
+                                               .experts = 3,
+                                               .topk = 2,
+                                               .tokens = 6,
+                                               .clamp = 0.5f,
+                                               .shared_intermediate = 48,
+                                               .seed = 3 });
 }
 
 /* The vectors come from another program: agreement to FP64 rounding means that both read the formulas alike. */
@@ -104,8 +121,14 @@ static void reference_stays_within_a_percent_of_the_oracle(void **state)
     struct result want, got;
 
     (void)state;
-    problem_make(&p, &(struct problem_options){.hidden = 96, .intermediate = 64, .experts = 4, .topk = 3, .tokens = 40,
-                                               .shared_intermediate = 32, .masked = 0.1, .seed = 4});
+    problem_make(&p, &(struct problem_options){ .hidden = 96,
+                                                .intermediate = 64,
+                                                .experts = 4,
+                                                .topk = 3,
+                                                .tokens = 40,
+                                                .shared_intermediate = 32,
+                                                .masked = 0.1,
+                                                .seed = 4 });
     oracle_run(&p, &want);
     reference_run(&p, &got);
     for (int a = 0; a < RESULT_COUNT; a++) {
@@ -122,9 +145,9 @@ static void bf16_rounding_is_to_nearest_even_and_keeps_nan(void **state)
 {
     (void)state;
     assert_int_equal(bf16_from_float(1.0f), 0x3f80);
-    assert_int_equal(bf16_from_float(0x1.01p0f), 0x3f80);       /* tie, down to even */
-    assert_int_equal(bf16_from_float(0x1.03p0f), 0x3f82);       /* tie, up to even */
-    assert_int_equal(bf16_from_float(0x1.010002p0f), 0x3f81);   /* just above the tie */
+    assert_int_equal(bf16_from_float(0x1.01p0f), 0x3f80);        /* tie, down to even */
+    assert_int_equal(bf16_from_float(0x1.03p0f), 0x3f82);        /* tie, up to even */
+    assert_int_equal(bf16_from_float(0x1.010002p0f), 0x3f81);    /* just above the tie */
     assert_int_equal(bf16_from_float(-0x1.fffffep127f), 0xff80); /* beyond the largest: infinite */
     assert_true(isnan(bf16_to_float(bf16_from_float(NAN))));
     for (uint32_t bits = 0; bits < 0x10000; bits++)

@@ -18,14 +18,20 @@
 #include "layer.h"
 #include "rng.h"
 
-static const struct mok_device_limits host = {.kind = MOK_DEVICE_HOST, .units = 4, .memory_bytes = 1ull << 34};
-static const struct mok_layer_spec small = {.hidden = 64, .intermediate = 48, .experts = 8, .topk = 3, .ep = 2,
-                                            .rank = 1, .max_tokens = 100, .precision = MOK_BF16};
+static const struct mok_device_limits host = { .kind = MOK_DEVICE_HOST, .units = 4, .memory_bytes = 1ull << 34 };
+static const struct mok_layer_spec small = { .hidden = 64,
+                                             .intermediate = 48,
+                                             .experts = 8,
+                                             .topk = 3,
+                                             .ep = 2,
+                                             .rank = 1,
+                                             .max_tokens = 100,
+                                             .precision = MOK_BF16 };
 
 static struct mok_plan must_plan(const struct mok_layer_spec *spec, const struct mok_device_limits *device, char *text,
                                  size_t size)
 {
-    struct mok_message message = {{0}};
+    struct mok_message message = { { 0 } };
     struct mok_plan plan;
 
     if (mok_plan_make(spec, device, &plan, text, size, &message) < 0)
@@ -42,7 +48,7 @@ static uint64_t two_waves(const struct mok_plan *plan)
 
 static void the_minibatch_gives_two_full_waves(void **state)
 {
-    struct rng rng = {70};
+    struct rng rng = { 70 };
 
     (void)state;
     for (int n = 0; n < 500; n++) {
@@ -65,15 +71,21 @@ static void the_minibatch_gives_two_full_waves(void **state)
 /* The example of the design: Kimi 2.5 on 148 compute units. */
 static void the_minibatch_of_the_published_example_is_2368(void **state)
 {
-    struct mok_plan plan = {.spec = {.hidden = 7168, .intermediate = 2048}, .compute_units = 148};
+    struct mok_plan plan = { .spec = { .hidden = 7168, .intermediate = 2048 }, .compute_units = 148 };
 
     (void)state;
     assert_int_equal(two_waves(&plan), 2368);
-    struct mok_layer_spec spec = {.hidden = 7168, .intermediate = 2048, .experts = 384, .topk = 8, .ep = 64,
-                                  .max_tokens = 8192, .precision = MOK_BF16, .ring_bytes = 1u << 30};
+    struct mok_layer_spec spec = { .hidden = 7168,
+                                   .intermediate = 2048,
+                                   .experts = 384,
+                                   .topk = 8,
+                                   .ep = 64,
+                                   .max_tokens = 8192,
+                                   .precision = MOK_BF16,
+                                   .ring_bytes = 1u << 30 };
     struct mok_message message;
     for (uint32_t kind = MOK_DEVICE_HOST; kind <= MOK_DEVICE_CUDA; kind++) {
-        struct mok_device_limits device = {.kind = kind, .units = 148, .memory_bytes = 1ull << 37};
+        struct mok_device_limits device = { .kind = kind, .units = 148, .memory_bytes = 1ull << 37 };
         int code = mok_plan_make(&spec, &device, &plan, NULL, 0, &message);
         if (code == -MOK_ENODEV)
             continue; /* this build has no such engine */
@@ -170,7 +182,7 @@ static void a_short_description_is_cut_and_terminated(void **state)
 static void must_refuse(const struct mok_layer_spec *spec, int code, const char *argument, const char *value,
                         const char *bound)
 {
-    struct mok_message message = {{0}};
+    struct mok_message message = { { 0 } };
     struct mok_plan plan;
 
     poison(&plan, sizeof(plan));
@@ -252,13 +264,14 @@ static void check_parts(const struct part *part, size_t count, uint64_t bytes)
 static void check_memory_map(const struct mok_plan *plan)
 {
     uint64_t slots = (uint64_t)plan->spec.max_tokens * plan->spec.topk;
-    const struct part symmetric[] = {{plan->sym_ids, slots * 4},
-                                     {plan->sym_topk_weight, slots * 4},
-                                     {plan->sym_weight_slots, slots * 4},
-                                     {plan->sym_slots, slots * plan->spec.hidden * 2}};
-    const struct part context[] = {{0, sizeof(struct mok_context_header)},
-                                   {plan->ctx_ids, slots * 4},
-                                   {plan->ctx_topk_weight, slots * 4}};
+    const struct part symmetric[] = { { 0, sizeof(struct mok_layer_flags) },
+                                      { plan->sym_ids, slots * 4 },
+                                      { plan->sym_topk_weight, slots * 4 },
+                                      { plan->sym_weight_slots, slots * 4 },
+                                      { plan->sym_slots, slots * plan->spec.hidden * 2 } };
+    const struct part context[] = { { 0, sizeof(struct mok_context_header) },
+                                    { plan->ctx_ids, slots * 4 },
+                                    { plan->ctx_topk_weight, slots * 4 } };
     uint64_t ring = plan->ring_rows * (plan->spec.hidden + 2 * plan->spec.intermediate) * 2;
 
     check_parts(symmetric, 4, plan->symmetric_bytes);
@@ -272,7 +285,7 @@ static void check_memory_map(const struct mok_plan *plan)
 
 static void every_part_has_its_place(void **state)
 {
-    struct rng rng = {71};
+    struct rng rng = { 71 };
 
     (void)state;
     for (int n = 0; n < 300; n++) {
@@ -293,10 +306,15 @@ static void every_part_has_its_place(void **state)
 /* The largest layer that the bounds allow: no sum may wrap round. */
 static void the_largest_layer_overflows_nothing(void **state)
 {
-    struct mok_layer_spec spec = {.hidden = MOK_MAX_DIM, .intermediate = MOK_MAX_DIM, .experts = MOK_MAX_EXPERTS,
-                                  .topk = MOK_MAX_TOPK, .ep = MOK_MAX_EP, .max_tokens = MOK_MAX_TOKENS,
-                                  .precision = MOK_BF16, .shared_intermediate = MOK_MAX_DIM,
-                                  .ring_bytes = UINT64_MAX};
+    struct mok_layer_spec spec = { .hidden = MOK_MAX_DIM,
+                                   .intermediate = MOK_MAX_DIM,
+                                   .experts = MOK_MAX_EXPERTS,
+                                   .topk = MOK_MAX_TOPK,
+                                   .ep = MOK_MAX_EP,
+                                   .max_tokens = MOK_MAX_TOKENS,
+                                   .precision = MOK_BF16,
+                                   .shared_intermediate = MOK_MAX_DIM,
+                                   .ring_bytes = UINT64_MAX };
 
     (void)state;
     for (int n = 0; n < 2; n++) {

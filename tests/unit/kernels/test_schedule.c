@@ -34,9 +34,10 @@ struct table {
 
 static struct routing random_routing(struct rng *rng)
 {
-    static const uint32_t tiles[] = {1, 4, 8, 16, 64};
-    struct routing routing = {.ep = 1 + rng_below(rng, MAX_EP), .local_experts = 1 + rng_below(rng, MAX_LOCAL),
-                              .tile = tiles[rng_below(rng, 5)]};
+    static const uint32_t tiles[] = { 1, 4, 8, 16, 64 };
+    struct routing routing = { .ep = 1 + rng_below(rng, MAX_EP),
+                               .local_experts = 1 + rng_below(rng, MAX_LOCAL),
+                               .tile = tiles[rng_below(rng, 5)] };
     uint32_t experts = routing.ep * routing.local_experts, masked = rng_below(rng, 3);
     uint64_t allowed = rng_below(rng, 2) ? ~0ull : rng_u64(rng);
 
@@ -56,9 +57,15 @@ static void build(const struct routing *routing, struct table *table)
     struct mok_schedule *s = &table->schedule;
 
     memset(table, 0xee, sizeof(*table));
-    *s = (struct mok_schedule){.ep = routing->ep, .local_experts = routing->local_experts, .tile_rows = routing->tile,
-                               .count = table->count, .start = table->start, .first = table->first,
-                               .expert_rows = table->expert_rows, .live = table->live, .row = table->row};
+    *s = (struct mok_schedule){ .ep = routing->ep,
+                                .local_experts = routing->local_experts,
+                                .tile_rows = routing->tile,
+                                .count = table->count,
+                                .start = table->start,
+                                .first = table->first,
+                                .expert_rows = table->expert_rows,
+                                .live = table->live,
+                                .row = table->row };
     uint32_t first = routing->rank * routing->local_experts;
     for (uint32_t p = 0; p < routing->ep; p++)
         mok_schedule_count(routing->ids[p], routing->slots[p], first, routing->local_experts,
@@ -97,7 +104,7 @@ static void check_expert(const struct routing *routing, const struct table *tabl
 static void every_row_stands_where_canonical_order_puts_it(void **state)
 {
     static struct table table;
-    struct rng rng = {5};
+    struct rng rng = { 5 };
 
     (void)state;
     for (int n = 0; n < 2000; n++) {
@@ -123,7 +130,7 @@ static void the_ranks_tables_partition_all_routed_slots(void **state)
 {
     static struct table table;
     static uint8_t seen[MAX_EP][MAX_SLOTS];
-    struct rng rng = {6};
+    struct rng rng = { 6 };
 
     (void)state;
     for (int n = 0; n < 300; n++) {
@@ -145,7 +152,7 @@ static void the_ranks_tables_partition_all_routed_slots(void **state)
 static void find_names_the_live_expert_whose_segment_holds_a_row(void **state)
 {
     static struct table table;
-    struct rng rng = {7};
+    struct rng rng = { 7 };
 
     (void)state;
     for (int n = 0; n < 300; n++) {
@@ -164,7 +171,7 @@ static void find_names_the_live_expert_whose_segment_holds_a_row(void **state)
 
 static void macrobatches_cover_all_padded_rows_and_none_is_empty(void **state)
 {
-    struct mok_schedule s = {0};
+    struct mok_schedule s = { 0 };
 
     (void)state;
     for (s.padded_rows = 0; s.padded_rows < 200; s.padded_rows++)
@@ -180,7 +187,7 @@ static void peers_are_visited_once_each_from_a_different_one_on_each_rank(void *
     (void)state;
     for (uint32_t ep = 1; ep <= 128; ep++)
         for (uint32_t q = 0; q < ep; q++) {
-            uint64_t by_rank[2] = {0}, by_turn[2] = {0};
+            uint64_t by_rank[2] = { 0 }, by_turn[2] = { 0 };
             for (uint32_t i = 0; i < ep; i++) {
                 uint32_t at_turn = mok_schedule_peer(i, ep, q), of_rank = mok_schedule_peer(q, ep, i);
                 by_turn[at_turn / 64] |= 1ull << at_turn % 64;

@@ -36,9 +36,9 @@ static void run_case(const struct vector_case *c, const struct run_options *opti
 
 static void run_case_at(const struct vector_case *c, uint32_t ep, uint32_t context_mode)
 {
-    struct run_options options = {.harness = {.ranks = ep}, .context_mode = context_mode};
+    struct run_options options = { .harness = { .ranks = ep }, .context_mode = context_mode };
     uint32_t tokens[MAX_EP];
-    struct rng rng = {ep};
+    struct rng rng = { ep };
 
     if (ep == c->problem.ranks)
         options.tokens = c->problem.rank_tokens;
@@ -74,8 +74,9 @@ static void every_case_matches_through_a_tiny_ring(void **state)
     (void)state;
     for (size_t i = 0; i < set.count; i++)
         for (uint32_t mode = MOK_CONTEXT_FULL; mode <= MOK_CONTEXT_RECOMPUTE; mode++)
-            run_case(&set.cases[i], &(struct run_options){.harness = {.ranks = 1}, .layer = {.ring_tiles = 1},
-                                                           .context_mode = mode});
+            run_case(
+                &set.cases[i],
+                &(struct run_options){ .harness = { .ranks = 1 }, .layer = { .ring_tiles = 1 }, .context_mode = mode });
 }
 
 int main(int argc, char **argv)
