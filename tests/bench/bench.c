@@ -40,7 +40,7 @@ static int compare_double(const void *a, const void *b)
 double bench_quantile(double *values, size_t count, double q)
 {
     if (count == 0)
-        return NAN;
+        return (double)NAN;
     qsort(values, count, sizeof(*values), compare_double);
     size_t index = (size_t)(q * (double)(count - 1) + 0.5);
     return values[index];

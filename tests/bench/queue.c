@@ -67,7 +67,7 @@ static int run_case(const char *name, unsigned poll_us, long pause_us, bool spin
         return code;
     snprintf(extra, sizeof(extra), "\"p50_us\":%.2f,\"p99_us\":%.2f", trip.p50_us, trip.p99_us);
     struct bench_record record = { .engine = "host", .op = "nop", .shape = name, .tokens = -1, .ms = trip.p50_us * 1e-3,
-                                   .gflop = NAN, .dense_tflops = NAN, .peer_ms = NAN, .extra = extra };
+                                   .gflop = (double)NAN, .dense_tflops = (double)NAN, .peer_ms = (double)NAN, .extra = extra };
     bench_emit(&record);
     if (!bench.json)
         printf("%-34s %10.2f %10.2f\n", name, trip.p50_us, trip.p99_us);
