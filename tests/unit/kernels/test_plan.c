@@ -264,8 +264,7 @@ static void check_parts(const struct part *part, size_t count, uint64_t bytes)
 static void check_memory_map(const struct mok_plan *plan)
 {
     uint64_t slots = (uint64_t)plan->spec.max_tokens * plan->spec.topk;
-    const struct part symmetric[] = { { 0, sizeof(struct mok_layer_flags) },
-                                      { plan->sym_ids, slots * 4 },
+    const struct part symmetric[] = { { plan->sym_ids, slots * 4 },
                                       { plan->sym_topk_weight, slots * 4 },
                                       { plan->sym_weight_slots, slots * 4 },
                                       { plan->sym_slots, slots * plan->spec.hidden * 2 } };
