@@ -51,6 +51,9 @@ function(mok_add_script_test)
 endfunction()
 
 function(mok_test_environment name label timeout)
+    if(MOK_SANITIZE) # five to twenty times slower than without
+        math(EXPR timeout "${timeout} * 6")
+    endif()
     set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout} SKIP_RETURN_CODE 77
         ENVIRONMENT "MOK_BUILD_DIR=${CMAKE_BINARY_DIR};MOK_SOURCE_DIR=${CMAKE_SOURCE_DIR};OPENBLAS_NUM_THREADS=1")
 endfunction()

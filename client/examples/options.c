@@ -48,6 +48,7 @@ static const char usage[] =
     "  --save-every N       also after every N steps (0: never)\n"
     "  --resume             continue from the checkpoint file\n"
     "  --log FILE           one JSON object a step: step, loss, tokens_per_s\n"
+    "  --dump FILE          at the end, rank 0's x and d_out of the first layer: BF16 [tokens][H] each\n"
     "\n"
     "  --check-gradients    compare the layer's gradients with finite differences instead of training\n"
     "  --quiet              only the last lines\n"
@@ -80,6 +81,7 @@ enum {
     OPT_SAVE_EVERY,
     OPT_RESUME,
     OPT_LOG,
+    OPT_DUMP,
     OPT_CHECK_GRADIENTS,
     OPT_QUIET,
     OPT_HELP,
@@ -110,6 +112,7 @@ static const struct option long_options[] = {
     { "save-every", required_argument, NULL, OPT_SAVE_EVERY },
     { "resume", no_argument, NULL, OPT_RESUME },
     { "log", required_argument, NULL, OPT_LOG },
+    { "dump", required_argument, NULL, OPT_DUMP },
     { "check-gradients", no_argument, NULL, OPT_CHECK_GRADIENTS },
     { "quiet", no_argument, NULL, OPT_QUIET },
     { "help", no_argument, NULL, OPT_HELP },
@@ -259,6 +262,9 @@ static int parse_one(int option, const char *name, struct options *o, int *devic
         return parse_u64(name, optarg, 0, 1000000000, &o->save_every);
     case OPT_LOG:
         o->log = optarg;
+        return 0;
+    case OPT_DUMP:
+        o->dump = optarg;
         return 0;
     case OPT_SHARED_EXPERT:
         o->shared_expert = 1;

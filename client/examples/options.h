@@ -12,7 +12,7 @@
 struct options {
     unsigned ranks;
     unsigned devices[MOK_MAX_EP];
-    const char *job, *text, *checkpoint, *log, *socket;
+    const char *job, *text, *checkpoint, *log, *dump, *socket;
     uint64_t steps, save_every, seed;
     unsigned batch, seq, micro_batches;
     unsigned hidden, intermediate, experts, topk, layers, window;

@@ -324,6 +324,21 @@ static void describe(const struct rank *r)
     fflush(stdout);
 }
 
+/* What the first layer saw and was told in the last step, for whoever studies real activations. */
+static int dump(const struct rank *r)
+{
+    const struct options *o = r->options;
+    struct moe_activations a = moe_activations(r->moe, 0, 0);
+    size_t count = (size_t)train_moe_config(o, 0).tokens * o->hidden;
+    FILE *file = fopen(o->dump, "we");
+
+    if (!file)
+        return fail(-MOK_EIO, "--dump %s: %s", o->dump, strerror(errno));
+    int ok = fwrite(a.x, 2, count, file) == count && fwrite(a.d_out, 2, count, file) == count;
+    ok &= fclose(file) == 0;
+    return ok ? 0 : fail(-MOK_EIO, "--dump %s: %s", o->dump, strerror(errno));
+}
+
 static int finish(struct rank *r, const struct progress *progress, int stopped)
 {
     const struct options *o = r->options;
@@ -339,6 +354,8 @@ static int finish(struct rank *r, const struct progress *progress, int stopped)
         return fail(-MOK_EINTERNAL, "%" PRIu64 " rows were dropped", totals.dropped);
     if (r->rank != 0)
         return 0;
+    if (o->dump && (rc = dump(r)) < 0)
+        return rc;
     if (stopped)
         printf("job %s: stopped by a signal after step %" PRIu64 "%s\n", o->job, r->step,
                o->checkpoint ? ", --resume continues" : "");

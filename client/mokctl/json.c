@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "mokctl.h"
 #include "names.h"
@@ -94,6 +95,54 @@ static cJSON *group_json(const Mok__GroupInfo *g)
     return object;
 }
 
+static cJSON *memory_json(const Mok__LayerMemory *m)
+{
+    cJSON *object = cJSON_CreateObject();
+
+    add_number(object, "symmetric_bytes", m->symmetric_bytes);
+    add_number(object, "private_bytes", m->private_bytes);
+    add_number(object, "context_full_bytes", m->context_full_bytes);
+    add_number(object, "context_recompute_bytes", m->context_recompute_bytes);
+    return object;
+}
+
+static cJSON *spec_json(const Mok__LayerSpec *s)
+{
+    cJSON *object = cJSON_CreateObject();
+
+    add_number(object, "hidden", s->hidden);
+    add_number(object, "intermediate", s->intermediate);
+    add_number(object, "experts", s->experts);
+    add_number(object, "topk", s->topk);
+    add_number(object, "max_tokens", s->max_tokens);
+    cJSON_AddStringToObject(object, "precision", mok_precision_text(s->precision));
+    add_number(object, "shared_intermediate", s->shared_intermediate);
+    cJSON_AddNumberToObject(object, "clamp", (double)s->clamp);
+    add_number(object, "ring_bytes", s->ring_bytes);
+    add_number(object, "minibatch_rows", s->minibatch_rows);
+    add_number(object, "comm_units", s->comm_units);
+    return object;
+}
+
+static cJSON *layer_json(const Mok__LayerInfo *l)
+{
+    cJSON *object = cJSON_CreateObject();
+
+    add_number(object, "layer", l->layer);
+    add_number(object, "group", l->group);
+    cJSON_AddStringToObject(object, "group_name", l->group_name);
+    add_number(object, "rank", l->rank);
+    add_number(object, "device", l->device);
+    add_number(object, "session", l->session);
+    add_number(object, "uid", l->uid);
+    if (l->spec)
+        cJSON_AddItemToObject(object, "spec", spec_json(l->spec));
+    if (l->memory)
+        cJSON_AddItemToObject(object, "memory", memory_json(l->memory));
+    add_number(object, "bytes", l->bytes);
+    return object;
+}
+
 static void add_devices(cJSON *root, const Mok__StatusReply *status)
 {
     cJSON *array = cJSON_AddArrayToObject(root, "devices");
@@ -116,6 +165,14 @@ static void add_groups(cJSON *root, const Mok__StatusReply *status)
 
     for (size_t i = 0; i < status->n_group; i++)
         cJSON_AddItemToArray(array, group_json(status->group[i]));
+}
+
+static void add_layers(cJSON *root, const Mok__StatusReply *status)
+{
+    cJSON *array = cJSON_AddArrayToObject(root, "layers");
+
+    for (size_t i = 0; i < status->n_layer; i++)
+        cJSON_AddItemToArray(array, layer_json(status->layer[i]));
 }
 
 static int print(cJSON *root)
@@ -146,6 +203,73 @@ int mokctl_print_json(enum mokctl_part part, const Mok__StatusReply *status)
         add_jobs(root, status);
     if (part == MOKCTL_STATUS || part == MOKCTL_GROUPS)
         add_groups(root, status);
+    if (part == MOKCTL_STATUS || part == MOKCTL_LAYERS)
+        add_layers(root, status);
+    add_number(root, "omitted", status->omitted);
+    return print(root);
+}
+
+/* ------------------------------------------------------------------ plans */
+
+static void add_text(cJSON *object, const char *name, const char *from, size_t length)
+{
+    char *text = strndup(from, length);
+
+    if (text)
+        cJSON_AddStringToObject(object, name, text);
+    free(text);
+}
+
+/* Numbers as numbers; whatever else there may be as text. */
+static void add_value(cJSON *object, const char *from, size_t length)
+{
+    char digits[24];
+
+    if (length == 0 || length >= sizeof(digits) || strspn(from, "0123456789") < length) {
+        add_text(object, "value", from, length);
+        return;
+    }
+    memcpy(digits, from, length);
+    digits[length] = 0;
+    cJSON_AddRawToObject(object, "value", digits);
+}
+
+/* One line, "what = value (reason)"; the reason may have brackets of its own. */
+static cJSON *choice_json(const char *line, size_t length)
+{
+    static const char is[] = " = ", because[] = " (";
+    cJSON *object = cJSON_CreateObject();
+    const char *end = line + length;
+    const char *middle = memmem(line, length, is, sizeof(is) - 1);
+
+    if (!middle) {
+        add_text(object, "what", line, length);
+        return object;
+    }
+    const char *value = middle + sizeof(is) - 1;
+    const char *reason = memmem(value, (size_t)(end - value), because, sizeof(because) - 1);
+    add_text(object, "what", line, (size_t)(middle - line));
+    add_value(object, value, (size_t)((reason ? reason : end) - value));
+    if (reason) {
+        reason += sizeof(because) - 1;
+        add_text(object, "reason", reason, (size_t)(end - reason) - (reason < end && end[-1] == ')'));
+    }
+    return object;
+}
+
+int mokctl_print_plan_json(const char *plan, const Mok__LayerMemory *memory)
+{
+    cJSON *root = cJSON_CreateObject();
+    cJSON *array = cJSON_AddArrayToObject(root, "plan");
+
+    for (const char *line = plan; *line;) {
+        size_t length = strcspn(line, "\n");
+        if (length > 0)
+            cJSON_AddItemToArray(array, choice_json(line, length));
+        line += length + (line[length] == '\n');
+    }
+    if (memory)
+        cJSON_AddItemToObject(root, "memory", memory_json(memory));
     return print(root);
 }
 

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * mokctl: asks a running mokd what it is doing. An observer: opens no session and changes nothing.
- * Exit codes are for scripts; see the usage text.
+ * Exit codes are for scripts; see the usage text in arguments.c.
  */
 #include <errno.h>
-#include <getopt.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,88 +18,6 @@ enum exit_code { EXIT_OK = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_UNREACHABLE
 
 #define PROTOCOL_VERSION 1u
 #define TIMEOUT_MS 10000u
-
-static const char usage_text[] =
-    "usage: mokctl [--json] [--socket PATH] COMMAND\n"
-    "\n"
-    "commands:\n"
-    "  status    everything that mokd knows\n"
-    "  devices   devices, their workers and memory\n"
-    "  jobs      sessions: who, from which process, holding what\n"
-    "  groups    groups: their ranks and state\n"
-    "  version   versions of mokctl and of mokd\n"
-    "\n"
-    "options:\n"
-    "  --json         JSON instead of tables\n"
-    "  --socket PATH  mokd's socket; default: $MOK_SOCKET, else " MOK_DEFAULT_SOCKET "\n"
-    "  --help         this text\n"
-    "\n"
-    "exit codes: 0 done, 1 mokd answered with an error, 2 wrong usage, 3 mokd cannot be reached\n";
-
-struct arguments {
-    const char *command, *socket;
-    bool json, help;
-};
-
-struct command {
-    const char *name;
-    enum mokctl_part part;
-};
-static const struct command commands[] = {
-    { "status", MOKCTL_STATUS },
-    { "devices", MOKCTL_DEVICES },
-    { "jobs", MOKCTL_JOBS },
-    { "groups", MOKCTL_GROUPS },
-};
-
-static int parse(int argc, char **argv, struct arguments *ret)
-{
-    static const struct option options[] = {
-        { "json", no_argument, NULL, 'j' },
-        { "socket", required_argument, NULL, 's' },
-        { "help", no_argument, NULL, 'h' },
-        { 0 },
-    };
-    int c;
-
-    *ret = (struct arguments){ 0 };
-    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1) {
-        switch (c) {
-        case 'j':
-            ret->json = true;
-            break;
-        case 's':
-            ret->socket = optarg;
-            break;
-        case 'h':
-            ret->help = true;
-            break;
-        default:
-            return -1; /* getopt_long has said why */
-        }
-    }
-    if (ret->help)
-        return 0;
-    if (optind == argc) {
-        fprintf(stderr, "mokctl: no command\n");
-        return -1;
-    }
-    ret->command = argv[optind++];
-    if (optind < argc) {
-        fprintf(stderr, "mokctl: one command only, but there is also \"%s\"\n", argv[optind]);
-        return -1;
-    }
-    return 0;
-}
-
-static const struct command *find_command(const char *name)
-{
-    for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
-        if (strcmp(commands[i].name, name) == 0)
-            return &commands[i];
-    }
-    return NULL;
-}
 
 /* Says what went wrong and returns the exit code for it. */
 static int complain(int code, bool connected, const char *socket)
@@ -139,7 +56,12 @@ static int say_hello(struct control *control, struct control_answer *ret_answer)
     return control_call(control, &request, TIMEOUT_MS, MOK__REPLY__BODY_HELLO, 0, ret_answer);
 }
 
-static int show_status(struct control *control, const struct command *command, bool json)
+static int no_memory(void)
+{
+    return client_fail(MOK_ENOMEM, "no memory to print");
+}
+
+static int show_status(struct control *control, const struct mokctl_arguments *arguments)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
     Mok__Request request = MOK__REQUEST__INIT;
@@ -151,60 +73,107 @@ static int show_status(struct control *control, const struct command *command, b
     if (r < 0)
         return r;
     const Mok__StatusReply *status = answer.reply->status;
-    r = json ? mokctl_print_json(command->part, status) : mokctl_print_table(command->part, status);
-    return r < 0 ? client_fail(MOK_ENOMEM, "no memory to print") : 0;
+    r = arguments->json ? mokctl_print_json(arguments->part, status) : mokctl_print_table(arguments->part, status);
+    if (r == 0 && status->omitted > 0)
+        fprintf(stderr, "mokctl: mokd's answer had no room for %u more jobs, groups or ranks of layers\n",
+                status->omitted);
+    return r < 0 ? no_memory() : 0;
 }
 
 static int show_version(const Mok__HelloReply *hello, bool json)
 {
     if (json) {
         int r = mokctl_print_version_json(mok_version(), hello->daemon_version, hello->protocol);
-        return r < 0 ? client_fail(MOK_ENOMEM, "no memory to print") : 0;
+        return r < 0 ? no_memory() : 0;
     }
     printf("mokctl %s\nmokd %s, protocol %u\n", mok_version(), hello->daemon_version, hello->protocol);
     return 0;
 }
 
-static int run(struct control *control, const struct command *command, bool json)
+static int show_plan(const char *plan, const Mok__LayerMemory *memory, bool json)
+{
+    if (json)
+        return mokctl_print_plan_json(plan, memory) < 0 ? no_memory() : 0;
+    fputs(plan, stdout);
+    return 0;
+}
+
+static int explain(struct control *control, const struct mokctl_arguments *arguments)
+{
+    _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__LayerDescribe body = MOK__LAYER_DESCRIBE__INIT;
+
+    body.layer = arguments->layer;
+    body.rank = arguments->rank;
+    request.body_case = MOK__REQUEST__BODY_LAYER_DESCRIBE;
+    request.layer_describe = &body;
+    int r = control_call(control, &request, TIMEOUT_MS, MOK__REPLY__BODY_LAYER_DESCRIBE, 0, &answer);
+    return r < 0 ? r : show_plan(answer.reply->layer_describe->text, NULL, arguments->json);
+}
+
+static int explain_shape(struct control *control, const struct mokctl_arguments *arguments)
+{
+    _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__LayerQuery body = MOK__LAYER_QUERY__INIT;
+    Mok__LayerSpec spec = arguments->spec;
+
+    body.spec = &spec;
+    body.ep = arguments->ep;
+    body.device = arguments->device;
+    request.body_case = MOK__REQUEST__BODY_LAYER_QUERY;
+    request.layer_query = &body;
+    int r = control_call(control, &request, TIMEOUT_MS, MOK__REPLY__BODY_LAYER_QUERY, 0, &answer);
+    if (r < 0)
+        return r;
+    const Mok__LayerQueryReply *reply = answer.reply->layer_query;
+    return show_plan(reply->describe, reply->memory, arguments->json);
+}
+
+static int run(struct control *control, const struct mokctl_arguments *arguments)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
 
     int r = say_hello(control, &answer);
     if (r < 0)
         return r;
-    return command ? show_status(control, command, json) : show_version(answer.reply->hello, json);
+    switch (arguments->action) {
+    case MOKCTL_VERSION:
+        return show_version(answer.reply->hello, arguments->json);
+    case MOKCTL_EXPLAIN:
+        return explain(control, arguments);
+    case MOKCTL_WOULD_BE:
+        return explain_shape(control, arguments);
+    case MOKCTL_SHOW:
+        break;
+    }
+    return show_status(control, arguments);
 }
 
 int main(int argc, char **argv)
 {
     struct control *control = NULL;
-    struct arguments arguments;
+    struct mokctl_arguments arguments;
 
-    if (parse(argc, argv, &arguments) < 0) {
-        fputs(usage_text, stderr);
+    if (mokctl_parse(argc, argv, &arguments) < 0) {
+        fputs(mokctl_usage, stderr);
         return EXIT_USAGE;
     }
     if (arguments.help) {
-        fputs(usage_text, stdout);
+        fputs(mokctl_usage, stdout);
         return EXIT_OK;
     }
-    const struct command *command = find_command(arguments.command);
-    bool is_version = strcmp(arguments.command, "version") == 0;
-    if (!command && !is_version) {
-        fprintf(stderr, "mokctl: no command \"%s\"\n%s", arguments.command, usage_text);
-        return EXIT_USAGE;
-    }
-
     int r = control_open(arguments.socket, TIMEOUT_MS, NULL, NULL, &control);
     if (r == -MOK_ERANGE) {
         fprintf(stderr, "mokctl: %s\n", client_last_error());
         return EXIT_USAGE;
     }
     if (r == 0)
-        r = run(control, command, arguments.json);
+        r = run(control, &arguments);
     bool connected = control != NULL;
     control_close(control);
-    if (r < 0 && is_version && !arguments.json)
+    if (r < 0 && arguments.action == MOKCTL_VERSION && !arguments.json)
         printf("mokctl %s\n", mok_version());
     if (r < 0)
         return complain(r, connected, arguments.socket);

@@ -233,6 +233,37 @@ static int print_groups(const Mok__StatusReply *status)
     return table_print(&table);
 }
 
+static int print_layers(const Mok__StatusReply *status)
+{
+    static const char *const names[] = { "LAYER",        "GROUP",   "RANK", "DEVICE", "SESSION",   "HIDDEN",
+                                         "INTERMEDIATE", "EXPERTS", "TOPK", "TOKENS", "PRECISION", "MEMORY" };
+    _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
+    _cleanup_table_ struct table table = { 0 };
+    const Mok__LayerSpec none = MOK__LAYER_SPEC__INIT;
+
+    head(&table, ARRAY_SIZE(names), names);
+    for (size_t i = 0; i < status->n_layer; i++) {
+        const Mok__LayerInfo *l = status->layer[i];
+        const Mok__LayerSpec *spec = l->spec ? l->spec : &none;
+        put(&table, "%" PRIu32, l->layer);
+        put(&table, "%s", l->group_name);
+        put(&table, "%" PRIu32, l->rank);
+        put(&table, "%" PRIu32, l->device);
+        put(&table, "%" PRIu64, l->session);
+        put(&table, "%" PRIu32, spec->hidden);
+        if (spec->shared_intermediate)
+            put(&table, "%" PRIu32 "+%" PRIu32, spec->intermediate, spec->shared_intermediate);
+        else
+            put(&table, "%" PRIu32, spec->intermediate);
+        put(&table, "%" PRIu32, spec->experts);
+        put(&table, "%" PRIu32, spec->topk);
+        put(&table, "%" PRIu32, spec->max_tokens);
+        put(&table, "%s", mok_precision_text(spec->precision));
+        put_bytes(&table, l->bytes);
+    }
+    return table_print(&table);
+}
+
 static int print_status(const Mok__StatusReply *status)
 {
     char up[64];
@@ -246,7 +277,10 @@ static int print_status(const Mok__StatusReply *status)
     if (print_jobs(status) < 0)
         return -1;
     putchar('\n');
-    return print_groups(status);
+    if (print_groups(status) < 0)
+        return -1;
+    putchar('\n');
+    return print_layers(status);
 }
 
 int mokctl_print_table(enum mokctl_part part, const Mok__StatusReply *status)
@@ -258,6 +292,8 @@ int mokctl_print_table(enum mokctl_part part, const Mok__StatusReply *status)
         return print_jobs(status);
     case MOKCTL_GROUPS:
         return print_groups(status);
+    case MOKCTL_LAYERS:
+        return print_layers(status);
     case MOKCTL_STATUS:
         break;
     }

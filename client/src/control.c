@@ -199,10 +199,10 @@ int control_fail(struct control *control)
 
 /* ------------------------------------------------------------------ reading */
 
-/* mokd made something whose only name is in an answer that nobody waits for any more: give it back. */
-static void release_orphan(struct control *control, const Mok__Reply *reply)
+void control_give_back(struct control *control, const Mok__Reply *reply)
 {
     Mok__Request request = MOK__REQUEST__INIT;
+    Mok__QueueClose queue = MOK__QUEUE_CLOSE__INIT;
     Mok__BufferFree buffer = MOK__BUFFER_FREE__INIT;
     Mok__GroupLeave group = MOK__GROUP_LEAVE__INIT;
     Mok__LayerDestroy layer = MOK__LAYER_DESTROY__INIT;
@@ -210,6 +210,11 @@ static void release_orphan(struct control *control, const Mok__Reply *reply)
     if (reply->code != 0)
         return;
     switch (reply->body_case) {
+    case MOK__REPLY__BODY_QUEUE_OPEN:
+        queue.queue = reply->queue_open->queue;
+        request.body_case = MOK__REQUEST__BODY_QUEUE_CLOSE;
+        request.queue_close = &queue;
+        break;
     case MOK__REPLY__BODY_BUFFER_ALLOC:
         buffer.buffer = reply->buffer_alloc->buffer;
         request.body_case = MOK__REQUEST__BODY_BUFFER_FREE;
@@ -277,7 +282,7 @@ static void deliver(struct control *control, Mok__Reply *reply, struct mok_wire_
         pthread_mutex_unlock(&control->lock);
         if (pending && !lost_fds)
             return;
-        release_orphan(control, reply);
+        control_give_back(control, reply);
     }
     mok_wire_fds_close(fds);
     mok_wire_free(&reply->base);
@@ -429,7 +434,7 @@ static int judge(struct control *control, const Mok__Request *request, Mok__Repl
     } else {
         return 0;
     }
-    release_orphan(control, reply);
+    control_give_back(control, reply);
     control_answer_clear(answer);
     return code;
 }

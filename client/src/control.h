@@ -51,6 +51,12 @@ void control_close(struct control *control);
 int control_call(struct control *control, Mok__Request *request, uint64_t timeout_ms, Mok__Reply__BodyCase body,
                  size_t fds, struct control_answer *ret_answer);
 
+/*
+ * mokd made something whose only name is in this answer, and nobody wants it: sends it back, without waiting. What
+ * control_call() has refused, or what came after its time, is given back already.
+ */
+void control_give_back(struct control *control, const Mok__Reply *reply);
+
 /* Reads what has arrived; never sleeps. 0, or why the connection is over, without a sentence. */
 int control_look(struct control *control);
 /* Records the sentence of a connection that is over and returns its code. */

@@ -13,6 +13,9 @@
 #define SLICE_NS 200000000u
 #define LOOK_NS 100000000u
 
+/* How long a queue that is given back may take before one looks again. */
+#define RETURN_US 5000u
+
 /* Control page, submissions, doorbell. */
 #define QUEUE_FDS 3
 
@@ -93,6 +96,45 @@ static int check_room_for_fds(void)
     return r;
 }
 
+/*
+ * A session asks one queue a device and knows what it has, so one that is in the way is one whose answer came too late:
+ * it is on its way back to mokd.
+ */
+static int ask_for_queue(mok_session *session, Mok__Request *request, struct control_answer *ret_answer)
+{
+    uint64_t deadline = control_deadline(session->timeout_ms);
+
+    for (;;) {
+        int r = session_call(session, request, MOK__REPLY__BODY_QUEUE_OPEN, QUEUE_FDS, ret_answer);
+        if (r != -MOK_EEXIST)
+            return r;
+        if (mok_now_ns() >= deadline)
+            return client_fail(MOK_ETIMEDOUT,
+                               "the queue to device %" PRIu32
+                               " whose answer came too late is still there after %" PRIu64 " ms",
+                               request->queue_open->device, session->timeout_ms);
+        usleep(RETURN_US);
+    }
+}
+
+static int lane_make(struct control_answer *answer, uint32_t entries, struct lane **ret_lane)
+{
+    struct lane *lane = calloc(1, sizeof(*lane));
+
+    if (!lane)
+        return client_fail(MOK_ENOMEM, "no memory for a queue");
+    lane->doorbell_fd = -1;
+    lane->users = 1;
+    lane->id = answer->reply->queue_open->queue;
+    int r = lane_map(lane, &answer->fds, entries);
+    if (r < 0) {
+        lane_put(lane);
+        return r;
+    }
+    *ret_lane = lane;
+    return 0;
+}
+
 static int lane_open(mok_session *session, uint32_t device, struct lane **ret_lane)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
@@ -107,22 +149,13 @@ static int lane_open(mok_session *session, uint32_t device, struct lane **ret_la
     int r = check_room_for_fds();
     if (r < 0)
         return r;
-    r = session_call(session, &request, MOK__REPLY__BODY_QUEUE_OPEN, QUEUE_FDS, &answer);
+    r = ask_for_queue(session, &request, &answer);
     if (r < 0)
         return r;
-    struct lane *lane = calloc(1, sizeof(*lane));
-    if (!lane)
-        return client_fail(MOK_ENOMEM, "no memory for a queue");
-    lane->doorbell_fd = -1;
-    lane->users = 1;
-    lane->id = answer.reply->queue_open->queue;
-    r = lane_map(lane, &answer.fds, session->queue_entries);
-    if (r < 0) {
-        lane_put(lane);
-        return r;
-    }
-    *ret_lane = lane;
-    return 0;
+    r = lane_make(&answer, session->queue_entries, ret_lane);
+    if (r < 0)
+        control_give_back(session->control, answer.reply);
+    return r;
 }
 
 /* ------------------------------------------------------------------ completions */

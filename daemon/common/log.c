@@ -26,8 +26,8 @@ static const struct {
     const char *text;
     enum mok_log_level level;
 } level_names[] = {
-    { "error", MOK_LOG_ERROR },   { "warning", MOK_LOG_WARNING }, { "notice", MOK_LOG_NOTICE },
-    { "info", MOK_LOG_INFO },     { "debug", MOK_LOG_DEBUG },
+    { "error", MOK_LOG_ERROR }, { "warning", MOK_LOG_WARNING }, { "notice", MOK_LOG_NOTICE },
+    { "info", MOK_LOG_INFO },   { "debug", MOK_LOG_DEBUG },
 };
 
 /* systemd sets JOURNAL_STREAM=device:inode of the stream it gave us; a redirected stderr no longer matches. */
@@ -136,10 +136,10 @@ static void write_to_stderr(enum mok_log_level level, const char *component, con
 
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &parts);
-    int length = snprintf(line, sizeof(line), "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %s %s: %s%s%s\n",
-                          parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min,
-                          parts.tm_sec, now.tv_nsec / 1000000, mok_log_level_text(level), component, message,
-                          *fields ? " " : "", fields);
+    int length =
+        snprintf(line, sizeof(line), "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %s %s: %s%s%s\n", parts.tm_year + 1900,
+                 parts.tm_mon + 1, parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec, now.tv_nsec / 1000000,
+                 mok_log_level_text(level), component, message, *fields ? " " : "", fields);
     if (length < 0)
         return;
     if ((size_t)length >= sizeof(line)) {

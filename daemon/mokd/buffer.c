@@ -184,7 +184,7 @@ static int private_begin(struct mokd_session *session, const Mok__BufferAlloc *r
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     }
     buffer->storage = storage;
-    r = mokd_storage_fill(server, &storage, 1, private_filled, buffer);
+    r = mokd_storage_fill(&storage, 1, private_filled, buffer);
     if (r < 0) {
         buffer_release(buffer);
         return mokd_error_set(error, r, "mokd is out of memory");
@@ -339,7 +339,7 @@ static int symmetric_begin(struct symmetric *job, uint64_t bytes)
             return mokd_error_set(&job->error, error.code, "rank %u: %.400s", r, error.text);
         list[r] = job->rank[r].buffer->storage;
     }
-    int r = mokd_storage_fill(server, list, job->size, symmetric_filled, job);
+    int r = mokd_storage_fill(list, job->size, symmetric_filled, job);
     return r < 0 ? mokd_error_set(&job->error, r, "mokd is out of memory") : 0;
 }
 
@@ -416,8 +416,7 @@ void mokd_buffer_free(struct mokd_session *session, uint64_t id, const Mok__Buff
     if (!buffer)
         mokd_error_set(&error, -MOK_EBUFFER, "buffer = %u: the session has no such buffer", request->buffer);
     else if (buffer->bindings > 0)
-        mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: bound to a layer in %u places", buffer->id,
-                       buffer->bindings);
+        mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: bound to a layer in %u places", buffer->id, buffer->bindings);
     else if (buffer->member && buffer->member->leaving)
         mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: the session is leaving its group", buffer->id);
     if (error.code < 0) {

@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "layer.h"
 #include "names.h"
 
 /* ------------------------------------------------------------------ the object */
@@ -175,10 +176,13 @@ static void closed(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 {
     struct mokd_queue *queue = cookie;
     struct mokd_session *session = queue->session;
+    struct mokd_call call = queue->close_call;
 
     (void)tag;
     (void)answer; /* closed by the worker, or the worker is dead: nobody serves it either way */
     queue_free(queue);
+    if (call.session)
+        mokd_call_done(&call);
     mokd_session_unref(session);
 }
 
@@ -208,6 +212,41 @@ void mokd_queues_close(struct mokd_session *session, int code)
     }
 }
 
+/* A layer of the session that the queue's worker runs for it, or NULL. */
+static const struct mokd_layer *layer_served(const struct mokd_queue *queue)
+{
+    const struct mokd_member *member;
+    const struct mokd_layer *layer;
+
+    TAILQ_FOREACH(member, &queue->session->members, link) {
+        if (member->device != queue->device)
+            continue;
+        TAILQ_FOREACH(layer, &member->group->layers, link)
+            if (layer->part[member->rank].open)
+                return layer;
+    }
+    return NULL;
+}
+
+/* The client's own wish: what it has in flight there is canceled. */
+void mokd_queue_close(struct mokd_session *session, uint64_t id, const Mok__QueueClose *request)
+{
+    struct mokd_queue *queue = queue_by_id(session, request->queue);
+    const struct mokd_layer *layer = queue ? layer_served(queue) : NULL;
+    struct mokd_error error = { 0 };
+
+    if (!queue || queue->closing)
+        mokd_error_set(&error, -MOK_ENOENT, "queue = %u: the session has no such queue", request->queue);
+    else if (layer)
+        mokd_error_set(&error, -MOK_EBUSY, "queue = %u: layer %u of the session needs it", request->queue, layer->id);
+    if (error.code < 0) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    queue->close_call = mokd_call_begin(session, id);
+    send_close(queue, -MOK_ECANCELED);
+}
+
 /* ------------------------------------------------------------------ what befalls them */
 
 static void recover(struct mokd_queue *queue)
@@ -215,8 +254,8 @@ static void recover(struct mokd_queue *queue)
     int owed = mok_queue_recover(&queue->ring, -MOK_EWORKER);
 
     mok_queue_close(&queue->ring, -MOK_EWORKER);
-    mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d",
-            queue->id, queue->session->id, queue->device->config->name, owed);
+    mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d", queue->id,
+            queue->session->id, queue->device->config->name, owed);
 }
 
 void mokd_queues_recover(struct mokd_device *device)

@@ -16,10 +16,12 @@ struct mokd_queue {
     bool open;    /* the worker serves it and the client has it */
     bool closing; /* the worker has been told to let go */
     uint64_t ops_done;
-    struct mokd_call call; /* the QueueOpen under way */
+    struct mokd_call call;       /* the QueueOpen under way */
+    struct mokd_call close_call; /* the QueueClose under way */
 };
 
 void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__QueueOpen *request);
+void mokd_queue_close(struct mokd_session *session, uint64_t id, const Mok__QueueClose *request);
 void mokd_op_query(struct mokd_session *session, uint64_t id, const Mok__OpQuery *request);
 
 /* The open queue of a session on a device, or NULL. */

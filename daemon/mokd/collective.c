@@ -69,8 +69,8 @@ static void fail_waiting(struct mokd_collective *collective)
 
 /* ------------------------------------------------------------------ waiting in vain */
 
-const char *mokd_missing_ranks(uint32_t size, bool (*is_missing)(const void *cookie, uint32_t rank),
-                               const void *cookie, char *buffer, size_t length)
+const char *mokd_missing_ranks(uint32_t size, bool (*is_missing)(const void *cookie, uint32_t rank), const void *cookie,
+                               char *buffer, size_t length)
 {
     size_t used = 0;
 

@@ -26,7 +26,7 @@ void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct 
 void mokd_collectives_abort(struct mokd_group *group);
 
 /* "1, 3 and 5": ranks of the group for which `is_missing` says so. Returns `buffer`. */
-const char *mokd_missing_ranks(uint32_t size, bool (*is_missing)(const void *cookie, uint32_t rank),
-                               const void *cookie, char *buffer, size_t length);
+const char *mokd_missing_ranks(uint32_t size, bool (*is_missing)(const void *cookie, uint32_t rank), const void *cookie,
+                               char *buffer, size_t length);
 
 #endif

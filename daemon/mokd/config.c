@@ -34,8 +34,8 @@ struct parser {
     unsigned errors;
     enum section section;
     char section_text[MAX_LINE + 1];
-    uint32_t seen;       /* keys of this section, by index in its table */
-    bool expect_key;     /* the line just handed to inih holds a key */
+    uint32_t seen;   /* keys of this section, by index in its table */
+    bool expect_key; /* the line just handed to inih holds a key */
     bool out_of_memory;
     bool seen_daemon, seen_limits;
 };
@@ -174,8 +174,9 @@ static void set_path(struct parser *parser, const struct key *key, void *base, c
 /* Asks the planner, not the engines: mokd links none, so that it touches no device and starts no thread of theirs. */
 static bool has_engine(uint32_t kind)
 {
-    struct mok_layer_spec spec = { .hidden = 16, .intermediate = 16, .experts = 1, .topk = 1, .ep = 1, .max_tokens = 1,
-                                   .precision = MOK_BF16 };
+    struct mok_layer_spec spec = {
+        .hidden = 16, .intermediate = 16, .experts = 1, .topk = 1, .ep = 1, .max_tokens = 1, .precision = MOK_BF16
+    };
     struct mok_device_limits device = { .kind = kind, .units = 1, .memory_bytes = 1u << 30 };
     struct mok_message message;
     struct mok_plan plan;
@@ -496,7 +497,11 @@ static void set_defaults(struct mokd_config *config)
         .socket_mode = 0666,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
-        .limits = { .bytes = UINT64_MAX, .sessions = 64, .groups = 64, .queue_entries = 1024, .layers = 1024,
+        .limits = { .bytes = UINT64_MAX,
+                    .sessions = 64,
+                    .groups = 64,
+                    .queue_entries = 1024,
+                    .layers = 1024,
                     .buffers = 4096 },
     };
 }

@@ -35,11 +35,11 @@ struct mokd_device {
     uint64_t up_ns;
     unsigned short_lives; /* in a row */
     uint32_t restarts;
-    uint64_t memory_used; /* storage.c */
+    uint64_t memory_used;            /* storage.c */
     TAILQ_HEAD(, mokd_queue) queues; /* of all sessions, by device_link */
     uint32_t n_queues;
-    uint64_t ops_done, device_ns, errors;    /* of workers that are dead */
-    Mok__WorkerStats latest;                 /* of the living one */
+    uint64_t ops_done, device_ns, errors; /* of workers that are dead */
+    Mok__WorkerStats latest;              /* of the living one */
 };
 
 /* Time that a worker has for a request. Mapping may touch all of the memory; dropping waits for what still runs. */

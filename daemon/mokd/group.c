@@ -230,8 +230,7 @@ static void take_down(struct mokd_member *member)
         body.group = member->group->id;
         request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_CLOSE;
         request.group_close = &body;
-        mokd_gather_send(&member->gather, member->device, &request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS,
-                         member->rank);
+        mokd_gather_send(&member->gather, member->device, &request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, member->rank);
     }
     mokd_member_buffers_unmap(member, &member->gather);
     mokd_gather_end(&member->gather);

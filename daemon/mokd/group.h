@@ -29,11 +29,11 @@ struct mokd_member {
     struct mokd_call join, leave;
     struct mokd_timer *deadline; /* of the join */
     uint64_t timeout_ms;
-    uint64_t next_collective; /* index of its next collective call */
+    uint64_t next_collective;          /* index of its next collective call */
     TAILQ_HEAD(, mokd_buffer) buffers; /* its copies of symmetric buffers */
-    bool opened;  /* its worker was told of the group */
+    bool opened;                       /* its worker was told of the group */
     bool leaving;
-    bool going;   /* being taken down at the workers */
+    bool going; /* being taken down at the workers */
     struct mokd_gather gather;
 };
 
@@ -47,7 +47,7 @@ struct mokd_group {
     char failure[MOKD_TEXT_MAX];
     uint32_t fault_rank;
     const struct mokd_device *lost; /* whose worker died, when that is the failure */
-    unsigned running; /* changes at the workers that are under way: nobody is taken down meanwhile */
+    unsigned running;               /* changes at the workers that are under way: nobody is taken down meanwhile */
     TAILQ_HEAD(, mokd_collective) collectives; /* by index */
     TAILQ_HEAD(, mokd_layer) layers;
     struct mokd_gather gather; /* of OPENING */

@@ -12,16 +12,15 @@
 
 /* ------------------------------------------------------------------ plans */
 
-static void spec_from_message(const Mok__LayerSpec *message, const struct mokd_member *member,
-                              struct mok_layer_spec *ret)
+static void spec_from_message(const Mok__LayerSpec *message, uint32_t ep, uint32_t rank, struct mok_layer_spec *ret)
 {
     *ret = (struct mok_layer_spec){
         .hidden = message->hidden,
         .intermediate = message->intermediate,
         .experts = message->experts,
         .topk = message->topk,
-        .ep = member->group->size,
-        .rank = member->rank,
+        .ep = ep,
+        .rank = rank,
         .max_tokens = message->max_tokens,
         .precision = message->precision,
         .shared_intermediate = message->shared_intermediate,
@@ -87,23 +86,39 @@ static int check_same_map(const struct mokd_layer *layer, uint32_t rank, struct 
                           rank, first->symmetric_bytes, other->symmetric_bytes);
 }
 
+/* Which rank's plan on which device is asked for: the session's own in a group, or without one, any. */
+static int resolve_query(struct mokd_session *session, const Mok__LayerQuery *request, struct mok_layer_spec *ret_spec,
+                         struct mokd_device **ret_device, struct mokd_error *error)
+{
+    struct mokd_member *member;
+
+    if (!request->spec)
+        return mokd_error_set(error, -MOK_EARG, "spec: missing");
+    if (request->group == 0) {
+        spec_from_message(request->spec, request->ep, 0, ret_spec);
+        return mokd_device_find(session->server, request->device, ret_device, error);
+    }
+    int r = mokd_member_find(session, request->group, &member, error);
+    if (r < 0)
+        return r;
+    spec_from_message(request->spec, member->group->size, member->rank, ret_spec);
+    *ret_device = member->device;
+    return 0;
+}
+
 void mokd_layer_query(struct mokd_session *session, uint64_t id, const Mok__LayerQuery *request)
 {
-    struct mokd_member *member = NULL;
+    struct mokd_device *device = NULL;
     struct mokd_error error = { 0 };
     struct mok_layer_spec spec;
     struct mok_plan plan;
     _cleanup_free_ char *describe = calloc(1, DESCRIBE_BYTES);
 
     int r = describe ? 0 : mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
-    if (r == 0 && !request->spec)
-        r = mokd_error_set(&error, -MOK_EARG, "spec: missing");
     if (r == 0)
-        r = mokd_member_find(session, request->group, &member, &error);
-    if (r == 0) {
-        spec_from_message(request->spec, member, &spec);
-        r = make_plan(&spec, member->device, &plan, describe, &error);
-    }
+        r = resolve_query(session, request, &spec, &device, &error);
+    if (r == 0)
+        r = make_plan(&spec, device, &plan, describe, &error);
     if (r < 0) {
         mokd_session_refuse(session, id, &error);
         return;
@@ -138,6 +153,50 @@ int mokd_layer_find(const struct mokd_session *session, uint32_t id, struct mokd
         }
     }
     return mokd_error_set(error, -MOK_ENOENT, "layer = %u: the session has no such layer", id);
+}
+
+/* Any layer that clients can name, for those who only look. */
+static int find_anywhere(const struct mokd_server *server, const Mok__LayerDescribe *request,
+                         struct mokd_layer **ret_layer, struct mokd_member **ret_member, struct mokd_error *error)
+{
+    struct mokd_group *group;
+    struct mokd_layer *layer;
+
+    TAILQ_FOREACH(group, &server->groups, link) {
+        TAILQ_FOREACH(layer, &group->layers, link) {
+            if (layer->id != request->layer || !layer->ready)
+                continue;
+            if (request->rank >= group->size)
+                return mokd_error_set(error, -MOK_ERANK, "rank = %u: layer %u has %u ranks", request->rank, layer->id,
+                                      group->size);
+            if (!layer->part[request->rank].open)
+                return mokd_error_set(error, -MOK_ENOENT, "rank = %u: it has left layer %u", request->rank, layer->id);
+            *ret_layer = layer;
+            *ret_member = group->member[request->rank];
+            return 0;
+        }
+    }
+    return mokd_error_set(error, -MOK_ENOENT, "layer = %u: there is no such layer", request->layer);
+}
+
+void mokd_layer_info(const struct mokd_layer *layer, uint32_t rank, struct mokd_layer_info *ret)
+{
+    const struct mokd_group *group = layer->group;
+    const struct mok_plan *plan = &layer->part[rank].plan;
+
+    spec_to_message(&plan->spec, &ret->spec);
+    memory_to_message(plan, &ret->memory);
+    ret->info = (Mok__LayerInfo)MOK__LAYER_INFO__INIT;
+    ret->info.layer = layer->id;
+    ret->info.group = group->id;
+    ret->info.group_name = (char *)group->name;
+    ret->info.rank = rank;
+    ret->info.device = group->member[rank]->device->index;
+    ret->info.session = group->member[rank]->session->id;
+    ret->info.uid = group->uid;
+    ret->info.spec = &ret->spec;
+    ret->info.memory = &ret->memory;
+    ret->info.bytes = plan->symmetric_bytes + plan->private_bytes;
 }
 
 static void unbind(struct mokd_layer_part *part)
@@ -261,8 +320,8 @@ static void unmake(struct making *job)
     mokd_gather_begin(&job->gather, unmade);
     for (uint32_t rank = 0; rank < job->group->size; rank++) {
         close_message(job->layer, &request, &body);
-        mokd_gather_send(&job->gather, job->group->member[rank]->device, &request, NULL, 0,
-                         MOKD_WORKER_DROP_TIMEOUT_MS, rank);
+        mokd_gather_send(&job->gather, job->group->member[rank]->device, &request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS,
+                         rank);
     }
     mokd_gather_end(&job->gather);
 }
@@ -343,8 +402,8 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
     if (r == 0)
         r = check_same_map(layer, rank, error);
     if (r == 0 && member->session->n_layers >= user->limits->layers)
-        r = mokd_error_set(error, -MOK_EQUOTA, "layers: the session has %u, and may have %u",
-                           member->session->n_layers, user->limits->layers);
+        r = mokd_error_set(error, -MOK_EQUOTA, "layers: the session has %u, and may have %u", member->session->n_layers,
+                           user->limits->layers);
     if (r == 0)
         r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
@@ -374,7 +433,7 @@ static int making_begin(struct making *job, const struct mok_layer_spec *specs)
         list[2 * rank + 1] = layer->part[rank].private_memory;
     }
     if (r == 0) {
-        r = mokd_storage_fill(group->server, list, 2 * (size_t)group->size, filled, job);
+        r = mokd_storage_fill(list, 2 * (size_t)group->size, filled, job);
         if (r < 0)
             mokd_error_set(&job->error, r, "mokd is out of memory");
     }
@@ -413,7 +472,7 @@ void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__Lay
     if (r == 0 && !request->spec)
         r = mokd_error_set(&error, -MOK_EARG, "spec: missing");
     if (r == 0) {
-        spec_from_message(request->spec, member, &params.spec);
+        spec_from_message(request->spec, member->group->size, member->rank, &params.spec);
         r = make_plan(&params.spec, member->device, &plan, NULL, &error);
     }
     if (r == 0 && !mokd_queue_of(session, member->device))
@@ -564,7 +623,9 @@ void mokd_layer_describe(struct mokd_session *session, uint64_t id, const Mok__L
 
     int r = describe ? 0 : mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
     if (r == 0)
-        r = mokd_layer_find(session, request->layer, &layer, &member, &error);
+        r = session->state == MOKD_SESSION_OBSERVER
+                ? find_anywhere(session->server, request, &layer, &member, &error)
+                : mokd_layer_find(session, request->layer, &layer, &member, &error);
     if (r == 0)
         r = make_plan(&layer->part[member->rank].plan.spec, member->device, &plan, describe, &error);
     if (r < 0) {

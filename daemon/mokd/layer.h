@@ -28,10 +28,19 @@ struct mokd_layer {
     struct mokd_group *group;
     uint32_t id;
     uint32_t open_parts;
-    bool ready; /* all workers have it, clients may name it */
+    bool ready;                    /* all workers have it, clients may name it */
     struct mokd_layer_part part[]; /* [group->size], by rank */
 };
 
+/* A rank of a layer as status shows it; borrows the group's strings. */
+struct mokd_layer_info {
+    Mok__LayerInfo info;
+    Mok__LayerSpec spec;
+    Mok__LayerMemory memory;
+};
+void mokd_layer_info(const struct mokd_layer *layer, uint32_t rank, struct mokd_layer_info *ret); /* its part is open */
+
+/* Group 0, and describing to an observer, need no session. */
 void mokd_layer_query(struct mokd_session *session, uint64_t id, const Mok__LayerQuery *request);
 void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__LayerCreate *request);
 void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__LayerBind *request);

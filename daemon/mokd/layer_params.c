@@ -78,8 +78,8 @@ static int check_region(const struct mokd_session *session, const struct mokd_de
     if (!buffer)
         return mokd_error_set(error, -MOK_EBUFFER, "%s: the session has no buffer %u", param->name, region->buffer);
     if (buffer->device != device)
-        return mokd_error_set(error, -MOK_EBUFFER, "%s: buffer %u is on device %u, the layer on device %u",
-                              param->name, buffer->id, buffer->device->index, device->index);
+        return mokd_error_set(error, -MOK_EBUFFER, "%s: buffer %u is on device %u, the layer on device %u", param->name,
+                              buffer->id, buffer->device->index, device->index);
     if (region->offset % REGION_ALIGN)
         return mokd_error_set(error, -MOK_EALIGN, "%s: offset %" PRIu64 " is no multiple of %u", param->name,
                               region->offset, REGION_ALIGN);

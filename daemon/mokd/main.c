@@ -34,9 +34,12 @@ static void print_help(void)
 static int parse_options(int argc, char **argv, struct options *ret)
 {
     static const struct option known[] = {
-        { "config", required_argument, NULL, 'c' },      { "check-config", no_argument, NULL, 'k' },
-        { "socket", required_argument, NULL, 's' },      { "runtime-dir", required_argument, NULL, 'r' },
-        { "version", no_argument, NULL, 'v' },           { "help", no_argument, NULL, 'h' },
+        { "config", required_argument, NULL, 'c' },
+        { "check-config", no_argument, NULL, 'k' },
+        { "socket", required_argument, NULL, 's' },
+        { "runtime-dir", required_argument, NULL, 'r' },
+        { "version", no_argument, NULL, 'v' },
+        { "help", no_argument, NULL, 'h' },
         { NULL, 0, NULL, 0 },
     };
 
@@ -128,8 +131,7 @@ static int run(const struct options *options, const struct mokd_config *config)
 {
     char socket[MOKD_PATH_MAX], worker[PATH_MAX];
 
-    if (choose_socket(options, config, socket, sizeof(socket)) < 0 ||
-        choose_worker(config, worker, sizeof(worker)) < 0)
+    if (choose_socket(options, config, socket, sizeof(socket)) < 0 || choose_worker(config, worker, sizeof(worker)) < 0)
         return EXIT_USAGE;
     mok_log_open("mokd", config->log_level);
     return mokd_server_run(config, socket, worker) < 0 ? EXIT_RUNTIME : 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a message asks for and who may ask it: the greeting first, then a session anything, an observer only status. */
+/* What a message asks for and who may ask it: the greeting first, then a session anything, an observer only looks. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -93,6 +93,16 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
     case MOK__REQUEST__BODY_STATUS_QUERY:
         mokd_status_query(session, request->id);
         return true;
+    case MOK__REQUEST__BODY_LAYER_QUERY:
+        if (request->layer_query->group != 0)
+            return false;
+        mokd_layer_query(session, request->id, request->layer_query);
+        return true;
+    case MOK__REQUEST__BODY_LAYER_DESCRIBE:
+        if (session->state != MOKD_SESSION_OBSERVER)
+            return false;
+        mokd_layer_describe(session, request->id, request->layer_describe);
+        return true;
     default:
         return false;
     }
@@ -106,6 +116,9 @@ static void handle_action(struct mokd_session *session, const Mok__Request *requ
     switch (request->body_case) {
     case MOK__REQUEST__BODY_QUEUE_OPEN:
         mokd_queue_open(session, id, request->queue_open);
+        return;
+    case MOK__REQUEST__BODY_QUEUE_CLOSE:
+        mokd_queue_close(session, id, request->queue_close);
         return;
     case MOK__REQUEST__BODY_GROUP_JOIN:
         mokd_group_join(session, id, request->group_join);

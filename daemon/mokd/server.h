@@ -15,11 +15,11 @@
 #include "config.h"
 #include "util.h"
 
-#define MOKD_PROTOCOL 1u       /* of control.proto */
+#define MOKD_PROTOCOL 1u /* of control.proto */
 #define MOKD_FEATURES 0ull
-#define MOKD_TEXT_MAX 512      /* bytes of a sentence in an answer */
+#define MOKD_TEXT_MAX 512 /* bytes of a sentence in an answer */
 
-#define mokd_container_of(pointer, type, member) ((type *)(void *)((char *)(pointer) - offsetof(type, member)))
+#define mokd_container_of(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
 struct mokd_device;
 struct mokd_group;
@@ -45,8 +45,8 @@ struct mokd_server {
     uint8_t boot_id[16];
     uint64_t started_ns;
     uint64_t last_session;
-    uint32_t last_id;  /* of queues, groups, buffers and layers */
-    uint64_t errors;   /* requests refused, sessions ended by us, workers lost */
+    uint32_t last_id; /* of queues, groups, buffers and layers */
+    uint64_t errors;  /* requests refused, sessions ended by us, workers lost */
     bool ids_wrapped;
     bool stopping, workers_stopping, handles_closed;
     struct mokd_timer *stop_deadline;

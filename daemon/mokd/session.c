@@ -93,8 +93,8 @@ static void log_end(const struct mokd_session *session, int code, const char *te
         return;
     }
     mok_log(session->server->stopping ? MOK_LOG_INFO : MOK_LOG_WARNING, "session", "ended by mokd",
-            "session=%" PRIu64 " uid=%u pid=%d code=%s error=\"%s\"", session->id, session->peer.uid,
-            session->peer.pid, mok_error_symbol(code), mok_log_text(clean, sizeof(clean), text));
+            "session=%" PRIu64 " uid=%u pid=%d code=%s error=\"%s\"", session->id, session->peer.uid, session->peer.pid,
+            mok_error_symbol(code), mok_log_text(clean, sizeof(clean), text));
 }
 
 void mokd_session_close(struct mokd_session *session, int code, const char *text)
@@ -256,8 +256,9 @@ static bool read_one(struct mokd_session *session)
     case -MOK_EAGAIN:
         return false;
     case -MOK_EPROTO:
-        mokd_session_close(session, r, "malformed message: truncated, larger than 65536 bytes, with descriptors, or "
-                                       "not of this protocol");
+        mokd_session_close(session, r,
+                           "malformed message: truncated, larger than 65536 bytes, with descriptors, or "
+                           "not of this protocol");
         return false;
     default:
         mokd_session_close(session, r, mok_error_text(r));

@@ -36,8 +36,8 @@ struct mokd_session {
     char job[MOK_MAX_NAME + 1];
     uint64_t started_ns;
     struct mokd_timer *greeting;
-    unsigned refs;      /* the connection, calls in progress, things being taken down */
-    unsigned calls;     /* requests not answered yet */
+    unsigned refs;  /* the connection, calls in progress, things being taken down */
+    unsigned calls; /* requests not answered yet */
     unsigned close_step;
     int doom; /* why it ends at the next turn of the loop; 0: it does not */
     const char *doom_text;

@@ -67,7 +67,7 @@ void mokd_status_limits(struct mokd_session *session, uint64_t id)
     answer(session, id, &reply);
 }
 
-/* ------------------------------------------------------------------ jobs and groups */
+/* ------------------------------------------------------------------ jobs, groups, layers */
 
 /* What is charged for a session's parts of layers. */
 static uint64_t layer_bytes(const struct mokd_session *session)
@@ -152,6 +152,8 @@ struct status {
     Mok__JobInfo *jobs, **job_pointers;
     struct group_info *groups;
     Mok__GroupInfo **group_pointers;
+    struct mokd_layer_info *layers;
+    Mok__LayerInfo **layer_pointers;
     size_t bytes; /* packed, so far */
 };
 
@@ -200,6 +202,35 @@ static void add_groups(const struct mokd_server *server, struct status *status)
     status->body.group = status->group_pointers;
 }
 
+static void add_layer(const struct mokd_layer *layer, struct status *status)
+{
+    for (uint32_t rank = 0; rank < layer->group->size; rank++) {
+        size_t n = status->body.n_layer;
+        if (!layer->part[rank].open)
+            continue;
+        mokd_layer_info(layer, rank, &status->layers[n]);
+        status->layer_pointers[n] = &status->layers[n].info;
+        if (fits(status, &status->layers[n].info.base))
+            status->body.n_layer++;
+        else
+            status->body.omitted++;
+    }
+}
+
+/* The last to be added: where there are too many, the rest of the status is whole. */
+static void add_layers(const struct mokd_server *server, struct status *status)
+{
+    const struct mokd_group *group;
+    const struct mokd_layer *layer;
+
+    TAILQ_FOREACH(group, &server->groups, link) {
+        TAILQ_FOREACH(layer, &group->layers, link)
+            if (layer->ready)
+                add_layer(layer, status);
+    }
+    status->body.layer = status->layer_pointers;
+}
+
 static void add_totals(const struct mokd_server *server, struct status *status)
 {
     Mok__StatusReply *body = &status->body;
@@ -219,31 +250,38 @@ static void add_totals(const struct mokd_server *server, struct status *status)
     status->bytes = protobuf_c_message_get_packed_size(&body->base);
 }
 
-static void count(const struct mokd_server *server, size_t *ret_sessions, size_t *ret_groups)
+/* At most so many of each, and never 0. */
+static void count(const struct mokd_server *server, size_t *ret_sessions, size_t *ret_groups, size_t *ret_parts)
 {
     const struct mokd_session *session;
     const struct mokd_group *group;
+    const struct mokd_layer *layer;
 
-    *ret_sessions = *ret_groups = 1;
+    *ret_sessions = *ret_groups = *ret_parts = 1;
     TAILQ_FOREACH(session, &server->sessions, link)
         ++*ret_sessions;
-    TAILQ_FOREACH(group, &server->groups, link)
+    TAILQ_FOREACH(group, &server->groups, link) {
         ++*ret_groups;
+        TAILQ_FOREACH(layer, &group->layers, link)
+            *ret_parts += group->size;
+    }
 }
 
 void mokd_status_query(struct mokd_session *session, uint64_t id)
 {
     const struct mokd_server *server = session->server;
     struct mokd_error error = { 0 };
-    size_t n_sessions, n_groups;
+    size_t n_sessions, n_groups, n_parts;
 
-    count(server, &n_sessions, &n_groups);
+    count(server, &n_sessions, &n_groups, &n_parts);
     _cleanup_free_ struct status *status = calloc(1, sizeof(*status));
     _cleanup_free_ Mok__JobInfo *jobs = calloc(n_sessions, sizeof(*jobs));
     _cleanup_free_ Mok__JobInfo **job_pointers = calloc(n_sessions, sizeof(*job_pointers));
     _cleanup_free_ struct group_info *groups = calloc(n_groups, sizeof(*groups));
     _cleanup_free_ Mok__GroupInfo **group_pointers = calloc(n_groups, sizeof(*group_pointers));
-    if (!status || !jobs || !job_pointers || !groups || !group_pointers) {
+    _cleanup_free_ struct mokd_layer_info *layers = calloc(n_parts, sizeof(*layers));
+    _cleanup_free_ Mok__LayerInfo **layer_pointers = calloc(n_parts, sizeof(*layer_pointers));
+    if (!status || !jobs || !job_pointers || !groups || !group_pointers || !layers || !layer_pointers) {
         mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
         mokd_session_refuse(session, id, &error);
         return;
@@ -252,9 +290,12 @@ void mokd_status_query(struct mokd_session *session, uint64_t id)
     status->job_pointers = job_pointers;
     status->groups = groups;
     status->group_pointers = group_pointers;
+    status->layers = layers;
+    status->layer_pointers = layer_pointers;
     add_totals(server, status);
     add_jobs(server, status);
     add_groups(server, status);
+    add_layers(server, status);
     Mok__Reply reply = MOK__REPLY__INIT;
     reply.body_case = MOK__REPLY__BODY_STATUS;
     reply.status = &status->body;

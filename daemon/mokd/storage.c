@@ -17,7 +17,12 @@ struct mokd_storage_queue {
     bool running;
 };
 
-struct fill_job {
+/* So that one user's large allocations leave threads for the others. */
+#define USER_FILLS 4u
+
+struct mokd_fill {
+    TAILQ_ENTRY(mokd_fill) link; /* while it waits */
+    struct mokd_user *user;
     uv_work_t work;
     mokd_storage_filled done;
     void *cookie;
@@ -28,8 +33,8 @@ struct fill_job {
 
 /* ------------------------------------------------------------------ charging */
 
-int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes,
-                        struct mokd_storage **ret, struct mokd_error *error)
+int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
+                        struct mokd_error *error)
 {
     uint64_t user_left = user->limits->bytes - user->bytes_used;
     uint64_t device_left = device->config->memory - device->memory_used;
@@ -70,7 +75,7 @@ static void discharge(struct mokd_storage *storage)
 
 static void fill(uv_work_t *work)
 {
-    struct fill_job *job = work->data;
+    struct mokd_fill *job = work->data;
 
     for (size_t i = 0; i < job->count; i++) {
         struct mokd_storage *storage = job->list[i];
@@ -83,20 +88,36 @@ static void fill(uv_work_t *work)
     }
 }
 
+static void start_fills(struct mokd_user *user);
+
 static void filled(uv_work_t *work, int status)
 {
-    struct fill_job *job = work->data;
+    struct mokd_fill *job = work->data;
+    struct mokd_user *user = job->user;
 
     if (status < 0)
-        mokd_error_set(&job->error, -MOK_ECANCELED, "mokd is stopping");
+        mokd_error_set(&job->error, -MOK_EINTERNAL, "no thread to allocate it: %s", uv_strerror(status));
+    user->fills--;
+    start_fills(user);
     job->done(job->cookie, &job->error);
     free(job);
+    mokd_user_unref(user);
 }
 
-int mokd_storage_fill(struct mokd_server *server, struct mokd_storage *const *list, size_t count,
-                      mokd_storage_filled done, void *cookie)
+static void start_fills(struct mokd_user *user)
 {
-    struct fill_job *job = calloc(1, sizeof(*job) + count * sizeof(*list));
+    struct mokd_fill *job;
+
+    while (user->fills < USER_FILLS && (job = TAILQ_FIRST(&user->waiting_fills))) {
+        TAILQ_REMOVE(&user->waiting_fills, job, link);
+        user->fills++;
+        uv_queue_work(&user->server->loop, &job->work, fill, filled); /* fails only without a work function */
+    }
+}
+
+int mokd_storage_fill(struct mokd_storage *const *list, size_t count, mokd_storage_filled done, void *cookie)
+{
+    struct mokd_fill *job = calloc(1, sizeof(*job) + count * sizeof(*list));
     if (!job)
         return -MOK_ENOMEM;
     memcpy(job->list, list, count * sizeof(*list));
@@ -104,10 +125,9 @@ int mokd_storage_fill(struct mokd_server *server, struct mokd_storage *const *li
     job->done = done;
     job->cookie = cookie;
     job->work.data = job;
-    if (uv_queue_work(&server->loop, &job->work, fill, filled) < 0) {
-        free(job);
-        return -MOK_EINTERNAL;
-    }
+    job->user = mokd_user_hold(list[0]->user);
+    TAILQ_INSERT_TAIL(&job->user->waiting_fills, job, link);
+    start_fills(job->user);
     return 0;
 }
 

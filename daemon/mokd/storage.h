@@ -20,16 +20,16 @@ struct mokd_storage {
 };
 
 /* -MOK_EQUOTA (the user's bytes), -MOK_ENOMEM (the device's memory), -MOK_EDEVICE, with the sentence. */
-int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes,
-                        struct mokd_storage **ret, struct mokd_error *error);
+int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
+                        struct mokd_error *error);
 
 /*
  * Creates the memory of all `count` entries, then calls done(cookie, error) on the loop; error->code 0: all are there.
- * The list is copied, the entries must stay. A negative return: not started, done is never called.
+ * The list (count > 0, all of one user) is copied, the entries must stay. A negative return: not started, done is never
+ * called.
  */
 typedef void (*mokd_storage_filled)(void *cookie, const struct mokd_error *error);
-int mokd_storage_fill(struct mokd_server *server, struct mokd_storage *const *list, size_t count,
-                      mokd_storage_filled done, void *cookie);
+int mokd_storage_fill(struct mokd_storage *const *list, size_t count, mokd_storage_filled done, void *cookie);
 
 /* Takes the storage over: closes its descriptor in a work thread, then ends the charge. NULL is fine. */
 void mokd_storage_release(struct mokd_storage *storage);

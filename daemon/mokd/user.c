@@ -59,6 +59,7 @@ struct mokd_user *mokd_user_ref(struct mokd_server *server, uid_t uid)
     user->uid = uid;
     user->limits = mokd_config_limits(server->config, uid);
     user->refs = 1;
+    TAILQ_INIT(&user->waiting_fills);
     snprintf(user->name, sizeof(user->name), "%u", uid);
     TAILQ_INSERT_TAIL(&server->users, user, link);
     start_lookup(user);

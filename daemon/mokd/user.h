@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Accounts: what each user of the node has at once, against his limits. A user lives while something is charged to him. */
+/* Accounts: what each user has at once, against his limits. A user lives while something is charged to him. */
 #ifndef MOKD_USER_H
 #define MOKD_USER_H
 
 #include "server.h"
+
+struct mokd_fill;
 
 struct mokd_user {
     TAILQ_ENTRY(mokd_user) link;
@@ -14,6 +16,8 @@ struct mokd_user {
     unsigned refs;
     uint64_t bytes_used;
     uint32_t sessions_used;
+    unsigned fills; /* allocations under way, storage.c */
+    TAILQ_HEAD(, mokd_fill) waiting_fills;
     uint32_t strangers; /* connections that are no session: before Hello, and observers */
 };
 

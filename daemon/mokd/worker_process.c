@@ -37,8 +37,8 @@ struct mokd_worker {
     struct request_list requests; /* oldest first */
     uint64_t last_id;
     uint64_t checked_ns; /* when deadlines were looked at last; 0: never */
-    bool dying;  /* nothing goes to it any more */
-    bool hung_up; /* its socket ended by itself: it is dead, or has a moment to die before it is killed */
+    bool dying;          /* nothing goes to it any more */
+    bool hung_up;        /* its socket ended by itself: it is dead, or has a moment to die before it is killed */
     char reason[MOKD_TEXT_MAX];
     unsigned open_handles;
     bool buried;
@@ -212,8 +212,8 @@ static bool read_one(struct mokd_worker *worker)
     if (r == 0)
         hung_up(worker);
     else if (r < 0)
-        mokd_worker_kill(worker, r == -MOK_ENOMEM ? "could not be heard: mokd is out of memory"
-                                                  : "sent a malformed message");
+        mokd_worker_kill(worker,
+                         r == -MOK_ENOMEM ? "could not be heard: mokd is out of memory" : "sent a malformed message");
     if (r <= 0)
         return false;
     take_reply(worker, (const Mok__WorkerReply *)message);

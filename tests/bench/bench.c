@@ -178,7 +178,8 @@ static int usage(FILE *file)
     fprintf(file, "Usage: mok-bench COMMAND [OPTIONS]\n\n"
                   "  queue   round trip of a no-op, sleeping and polling worker\n"
                   "  layer   forward and backward of a layer, beside dense SGEMM of the same FLOPs\n"
-                  "  engine  the host engine in this process: sweeps of ring, minibatch, comm units and EP\n\n"
+                  "  engine  the host engine in this process: sweeps of ring, minibatch, comm units and EP\n"
+                  "  mxfp8   accuracy of the two MXFP8 scale rules\n\n"
                   "Every command takes --json (one object a line) and --help. mokd is started on the spot.\n");
     return file == stdout ? 0 : 2;
 }
@@ -194,6 +195,10 @@ int main(int argc, char **argv)
         return bench_queue(argc - 1, argv + 1);
     if (strcmp(argv[1], "layer") == 0)
         return bench_layer(argc - 1, argv + 1);
+    if (strcmp(argv[1], "engine") == 0)
+        return bench_engine(argc - 1, argv + 1);
+    if (strcmp(argv[1], "mxfp8") == 0)
+        return bench_mxfp8(argc - 1, argv + 1);
     fprintf(stderr, "mok-bench: unknown command '%s'\n", argv[1]);
     return usage(stderr);
 }

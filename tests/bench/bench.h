@@ -54,5 +54,6 @@ void bench_dense_close(struct bench_dense *dense);
 int bench_queue(int argc, char **argv);
 int bench_layer(int argc, char **argv);
 int bench_engine(int argc, char **argv);
+int bench_mxfp8(int argc, char **argv);
 
 #endif

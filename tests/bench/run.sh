@@ -16,5 +16,15 @@ mkdir -p "$out"
     "$bench" layer --json
     "$bench" layer --ep 2 --shape h1024-i2048 --json
 } > "$out/layer-host.jsonl"
+{
+    "$bench" layer --peer plain --json
+    "$bench" layer --peer plain --ep 2 --json
+    "$bench" layer --peer plain --ep 2 --routing hot-rank --shape h512-i1408 --json
+} > "$out/plain-host.jsonl"
+"$bench" engine --json > "$out/sweep-host.jsonl"
+"$bench" engine --sweep comm --threads 2 --json >> "$out/sweep-host.jsonl"
+dump=$(mktemp)
+trap 'rm -f "$dump"' EXIT
+tests/bench/with_mokd.sh "$build" "$build/client/examples/train_moe_lm" --ranks 1 --devices 0 --quiet --dump "$dump"
+"$bench" mxfp8 --dump "$dump" --json | sed "s|$dump|FILE|" > "$out/mxfp8.jsonl"
 tests/bench/tables.py
-cat "$out/queue.jsonl" "$out/layer-host.jsonl"

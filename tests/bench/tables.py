@@ -47,8 +47,10 @@ def layer(rs):
 
 
 def sweep(rs):
-    rows = [[r["shape"], r["op"], r["sweep"], str(r["setting"]), number(r["ms"]), number(r["relative"])] for r in rs]
-    return table(["shape", "op", "sweep", "setting", "ms", "over the plan's choice"], rows)
+    rows = [[r["sweep"], r["setting"], r["op"], str(r["ep"]), str(r["threads"]), number(r["ms"]), number(r["relative"]),
+             f"{r['schedule_share'] * 100:.2f} %", number(r["over_larger_part"])] for r in rs]
+    head = ["sweep", "setting", "op", "EP", "threads", "ms", "over the first setting", "schedule", "over larger part"]
+    return table(head, rows)
 
 
 def peer(rs):
@@ -57,7 +59,12 @@ def peer(rs):
     return table(["shape", "op", "EP", "routing", "MoK ms", "plain all-to-all ms", "plain over MoK"], rows)
 
 
-MAKERS = {"queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+def mxfp8(rs):
+    rows = [[r["values"], r["rule"], number(r["value_error"], 6), number(r["product_error"], 6)] for r in rs]
+    return table(["values", "scale rule", "error of the values", "error of a product"], rows)
+
+
+MAKERS = {"mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

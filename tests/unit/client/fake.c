@@ -28,7 +28,9 @@ struct served {
     struct mok_queue_worker worker;
     uint32_t held[MAX_HELD];
     unsigned held_count;
+    uint32_t device;
     bool closed;
+    bool given_back;
 };
 
 struct fake_connection {
@@ -103,6 +105,7 @@ static void open_queue(struct fake_connection *c, const Mok__QueueOpen *ask, Mok
         mok_queue_worker_open(q->queue.control_fd, q->queue.submit_fd, q->queue.inflight_fd, &q->worker) < 0 ||
         mok_queue_seal(&q->queue) < 0)
         abort();
+    q->device = ask->device;
     pthread_mutex_lock(&c->lock);
     c->queue[c->queues++] = q;
     ret->queue = c->queues;
@@ -110,6 +113,32 @@ static void open_queue(struct fake_connection *c, const Mok__QueueOpen *ask, Mok
     fds[0] = q->queue.control_fd;
     fds[1] = q->queue.submit_fd;
     fds[2] = q->queue.doorbell_fd;
+}
+
+/* Whether the session has a queue on the device; one that was given back stays for `linger` questions more. */
+static bool has_queue(struct fake_connection *c, uint32_t device)
+{
+    bool has = false;
+
+    pthread_mutex_lock(&c->lock);
+    for (unsigned i = 0; i < c->queues && !has; i++) {
+        const struct served *q = c->queue[i];
+        if (q->device != device || q->closed)
+            continue;
+        has = !q->given_back || flag(c->fake, linger) > 0;
+        if (has && q->given_back)
+            __atomic_fetch_sub(&c->fake->linger, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&c->lock);
+    return has;
+}
+
+static void give_back(struct fake_connection *c, uint32_t queue)
+{
+    pthread_mutex_lock(&c->lock);
+    if (queue > 0 && queue <= c->queues)
+        c->queue[queue - 1]->given_back = true;
+    pthread_mutex_unlock(&c->lock);
 }
 
 static void close_queues(struct fake_connection *c)
@@ -141,6 +170,8 @@ struct draft {
     Mok__StatusReply status;
     Mok__JobInfo job, *job_pointer[1];
     Mok__GroupInfo group_info, *group_pointer[1];
+    Mok__LayerInfo layer_info, *layer_pointer[1];
+    Mok__LayerSpec spec;
     uint64_t group_session[2];
     uint32_t group_device[2];
     Mok__OpQueryReply op;
@@ -163,6 +194,40 @@ static void draft_devices(struct draft *d)
         d->device[i].state = i == 0 ? MOK__DEVICE_STATE__DEVICE_UP : MOK__DEVICE_STATE__DEVICE_FAILED;
         d->device_pointer[i] = &d->device[i];
     }
+}
+
+static void draft_memory(struct draft *d)
+{
+    mok__layer_memory__init(&d->memory);
+    d->memory.symmetric_bytes = 1;
+    d->memory.private_bytes = 2;
+    d->memory.context_full_bytes = FAKE_LAYER_FULL;
+    d->memory.context_recompute_bytes = FAKE_LAYER_RECOMPUTE;
+}
+
+static void draft_layer_info(struct draft *d)
+{
+    draft_memory(d);
+    mok__layer_info__init(&d->layer_info);
+    mok__layer_spec__init(&d->spec);
+    d->spec.hidden = 2880;
+    d->spec.intermediate = 1440;
+    d->spec.experts = 128;
+    d->spec.topk = 4;
+    d->spec.max_tokens = 8192;
+    d->spec.precision = MOK_MXFP8_PER128;
+    d->layer_info.layer = 11;
+    d->layer_info.group = 3;
+    d->layer_info.group_name = (char *)"ep";
+    d->layer_info.rank = 1;
+    d->layer_info.device = 1;
+    d->layer_info.session = 7;
+    d->layer_info.spec = &d->spec;
+    d->layer_info.memory = &d->memory;
+    d->layer_info.bytes = UINT64_C(9007199254740995); /* not a double */
+    d->layer_pointer[0] = &d->layer_info;
+    d->status.n_layer = 1;
+    d->status.layer = d->layer_pointer;
 }
 
 static void draft_status(struct draft *d)
@@ -194,6 +259,7 @@ static void draft_status(struct draft *d)
     d->group_pointer[0] = &d->group_info;
     d->status.n_group = 1;
     d->status.group = d->group_pointer;
+    draft_layer_info(d);
     d->reply.body_case = MOK__REPLY__BODY_STATUS;
     d->reply.status = &d->status;
 }
@@ -224,13 +290,14 @@ static void draft_buffer(struct draft *d, struct fake_connection *c, const Mok__
     d->reply.buffer_alloc = &d->buffer;
 }
 
-static void draft_memory(struct draft *d)
+/* Keeps what was asked for. */
+static void note_layer(struct fake *fake, const Mok__LayerSpec *spec, uint32_t ep, uint32_t device)
 {
-    mok__layer_memory__init(&d->memory);
-    d->memory.symmetric_bytes = 1;
-    d->memory.private_bytes = 2;
-    d->memory.context_full_bytes = FAKE_LAYER_FULL;
-    d->memory.context_recompute_bytes = FAKE_LAYER_RECOMPUTE;
+    pthread_mutex_lock(&fake->lock);
+    fake->last_spec = *spec;
+    fake->last_ep = ep;
+    fake->last_device = device;
+    pthread_mutex_unlock(&fake->lock);
 }
 
 static void draft_layer(struct draft *d, struct fake_connection *c)
@@ -274,11 +341,18 @@ static void draft_answer(struct draft *d, struct fake_connection *c, const Mok__
         d->reply.limits = &d->limits;
         break;
     case MOK__REQUEST__BODY_QUEUE_OPEN:
+        if (has_queue(c, request->queue_open->device)) {
+            d->reply.code = -MOK_EEXIST;
+            break;
+        }
         mok__queue_open_reply__init(&d->queue);
         open_queue(c, request->queue_open, &d->queue, d->fds);
         d->count = 3;
         d->reply.body_case = MOK__REPLY__BODY_QUEUE_OPEN;
         d->reply.queue_open = &d->queue;
+        break;
+    case MOK__REQUEST__BODY_QUEUE_CLOSE:
+        give_back(c, request->queue_close->queue);
         break;
     case MOK__REQUEST__BODY_GROUP_JOIN:
         mok__group_join_reply__init(&d->group);
@@ -290,18 +364,21 @@ static void draft_answer(struct draft *d, struct fake_connection *c, const Mok__
         draft_buffer(d, c, request->buffer_alloc, small);
         break;
     case MOK__REQUEST__BODY_LAYER_QUERY:
+        note_layer(c->fake, request->layer_query->spec, request->layer_query->ep, request->layer_query->device);
         draft_memory(d);
         mok__layer_query_reply__init(&d->layer_query);
         d->layer_query.memory = &d->memory;
+        d->layer_query.describe = (char *)FAKE_PLAN;
         d->reply.body_case = MOK__REPLY__BODY_LAYER_QUERY;
         d->reply.layer_query = &d->layer_query;
         break;
     case MOK__REQUEST__BODY_LAYER_CREATE:
+        note_layer(c->fake, request->layer_create->spec, 0, 0);
         draft_layer(d, c);
         break;
     case MOK__REQUEST__BODY_LAYER_DESCRIBE:
         mok__layer_describe_reply__init(&d->describe);
-        d->describe.text = (char *)"units = 1 (the only one)\n";
+        d->describe.text = (char *)FAKE_PLAN;
         d->reply.body_case = MOK__REPLY__BODY_LAYER_DESCRIBE;
         d->reply.layer_describe = &d->describe;
         break;
@@ -405,6 +482,7 @@ static void *connection_main(void *argument)
         answer_late(c);
         if (poll(&look, 1, 1) <= 0)
             continue;
+        answer_late(c); /* before what may have been asked after the test let them go */
         if (mok_wire_recv(c->fd, &mok__request__descriptor, &message, NULL) != 1 || !receive(c, message))
             break;
     }
@@ -530,6 +608,18 @@ Mok__Hello fake_last_hello(struct fake *fake)
     Mok__Hello hello = fake->last_hello;
     pthread_mutex_unlock(&fake->lock);
     return hello;
+}
+
+Mok__LayerSpec fake_last_spec(struct fake *fake, uint32_t *ret_ep, uint32_t *ret_device)
+{
+    pthread_mutex_lock(&fake->lock);
+    Mok__LayerSpec spec = fake->last_spec;
+    if (ret_ep)
+        *ret_ep = fake->last_ep;
+    if (ret_device)
+        *ret_device = fake->last_device;
+    pthread_mutex_unlock(&fake->lock);
+    return spec;
 }
 
 void fake_hang_up(struct fake *fake)

@@ -18,6 +18,8 @@
 #define FAKE_CONNECTIONS 16
 #define FAKE_LAYER_FULL 8192u /* bytes of a context */
 #define FAKE_LAYER_RECOMPUTE 4096u
+/* What it says of every layer's plan. */
+#define FAKE_PLAN "units = 1 (the only one)\nring_bytes = 9007199254740993 (as asked; it is (so to say) long)\n"
 
 enum fake_answer {
     FAKE_RIGHT = 0,
@@ -49,6 +51,7 @@ struct fake {
     bool hold;          /* takes and does not complete */
     bool keep;          /* the memory it sends stays open here until its next answer */
     uint32_t entries;   /* of queues, instead of what was asked; 0: as asked */
+    unsigned linger;    /* QueueOpens that a queue is in the way of after it was given back */
     int cancel_result;
     uint32_t missing_rank[4], missing;
 
@@ -56,10 +59,12 @@ struct fake {
     unsigned seen[FAKE_REQUESTS];
     unsigned taken;
     unsigned ended;       /* connections */
-    pthread_mutex_t lock; /* the three below */
+    pthread_mutex_t lock; /* all below */
     struct mok_cqe cqe;   /* of forward and backward */
     struct mok_sqe last_sqe;
     Mok__Hello last_hello; /* numbers only */
+    Mok__LayerSpec last_spec; /* of a query or a creation, as the two below */
+    uint32_t last_ep, last_device;
 };
 
 void fake_start(struct fake *fake);
@@ -75,6 +80,7 @@ void fake_await_taken(struct fake *fake, unsigned count);
 void fake_complete_with(struct fake *fake, struct mok_cqe cqe);
 struct mok_sqe fake_last_sqe(struct fake *fake);
 Mok__Hello fake_last_hello(struct fake *fake);
+Mok__LayerSpec fake_last_spec(struct fake *fake, uint32_t *ret_ep, uint32_t *ret_device);
 
 /* On every connection: what a dying mokd, a dying worker, or a failing group looks like. */
 void fake_hang_up(struct fake *fake);

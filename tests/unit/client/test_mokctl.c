@@ -64,6 +64,12 @@ static void each_command_prints_its_table_and_exits_with_0(void **state)
     assert_says("SESSION  JOB");
     assert_int_equal(mokctl("groups"), 0);
     assert_says("1,-");
+    assert_int_equal(mokctl("layer"), 0);
+    assert_says("LAYER  GROUP  RANK  DEVICE  SESSION  HIDDEN  INTERMEDIATE  EXPERTS  TOPK  TOKENS  PRECISION");
+    assert_says(
+        "11     ep     1     1       7        2880    1440          128      4     8192    mxfp8-per128  8.0 PiB");
+    assert_int_equal(mokctl("status"), 0);
+    assert_says("mxfp8-per128");
     assert_int_equal(mokctl("version"), 0);
     assert_says("mokctl 0.1.0\nmokd 9.9.9, protocol 1\n");
 }
@@ -85,8 +91,8 @@ static void a_name_cannot_talk_to_the_terminal(void **state)
 
 static void json_is_one_object_with_exact_numbers(void **state)
 {
-    static const char *const commands[] = { "status --json", "--json devices", "jobs --json", "groups --json",
-                                            "version --json" };
+    static const char *const commands[] = { "status --json", "--json devices", "jobs --json",
+                                            "groups --json", "layer --json",   "version --json" };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
         assert_int_equal(mokctl(commands[i]), 0);
@@ -104,10 +110,122 @@ static void json_is_one_object_with_exact_numbers(void **state)
     cJSON_Delete(root);
 }
 
+static void the_layers_in_json_have_their_shape_and_exact_bytes(void **state)
+{
+    (void)state;
+    assert_int_equal(mokctl("layer --json"), 0);
+    assert_says("9007199254740995");
+    cJSON *root = cJSON_Parse(output);
+    const cJSON *layer = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "layers"), 0);
+    assert_int_equal(cJSON_GetObjectItem(layer, "layer")->valueint, 11);
+    assert_string_equal(cJSON_GetObjectItem(layer, "group_name")->valuestring, "ep");
+    const cJSON *spec = cJSON_GetObjectItem(layer, "spec");
+    assert_int_equal(cJSON_GetObjectItem(spec, "hidden")->valueint, 2880);
+    assert_string_equal(cJSON_GetObjectItem(spec, "precision")->valuestring, "mxfp8-per128");
+    assert_int_equal(cJSON_GetObjectItem(cJSON_GetObjectItem(layer, "memory"), "private_bytes")->valueint, 2);
+    assert_null(cJSON_GetObjectItem(root, "jobs"));
+    cJSON_Delete(root);
+}
+
+static void the_plan_of_a_layer_is_mokd_s_lines(void **state)
+{
+    (void)state;
+    assert_int_equal(mokctl("layer --explain 11"), 0);
+    assert_string_equal(output, FAKE_PLAN);
+    assert_int_equal(mokctl("layer 11 --explain --rank 3"), 0);
+    assert_int_equal(fake_seen(&fake, REQUEST(LAYER_DESCRIBE)), 2);
+    assert_true(fake_last_hello(&fake).observer);
+}
+
+static void the_plan_in_json_has_what_value_and_reason(void **state)
+{
+    (void)state;
+    assert_int_equal(mokctl("layer --explain 11 --json"), 0);
+    assert_says("9007199254740993");
+    cJSON *root = cJSON_Parse(output);
+    const cJSON *plan = cJSON_GetObjectItem(root, "plan");
+    assert_int_equal(cJSON_GetArraySize(plan), 2);
+    const cJSON *units = cJSON_GetArrayItem(plan, 0), *ring = cJSON_GetArrayItem(plan, 1);
+    assert_string_equal(cJSON_GetObjectItem(units, "what")->valuestring, "units");
+    assert_int_equal(cJSON_GetObjectItem(units, "value")->valueint, 1);
+    assert_string_equal(cJSON_GetObjectItem(units, "reason")->valuestring, "the only one");
+    assert_string_equal(cJSON_GetObjectItem(ring, "reason")->valuestring, "as asked; it is (so to say) long");
+    assert_null(cJSON_GetObjectItem(root, "memory"));
+    cJSON_Delete(root);
+}
+
+#define SHAPE "layer --explain --hidden 2880 --intermediate 1440 --experts 128 --topk 4 --max-tokens 8192"
+
+static void a_shape_is_asked_with_its_defaults(void **state)
+{
+    uint32_t ep, device;
+    (void)state;
+    assert_int_equal(mokctl(SHAPE), 0);
+    assert_string_equal(output, FAKE_PLAN);
+    Mok__LayerSpec spec = fake_last_spec(&fake, &ep, &device);
+    assert_int_equal(ep, 1);
+    assert_int_equal(device, 0);
+    assert_int_equal(spec.hidden, 2880);
+    assert_int_equal(spec.intermediate, 1440);
+    assert_int_equal(spec.experts, 128);
+    assert_int_equal(spec.topk, 4);
+    assert_int_equal(spec.max_tokens, 8192);
+    assert_int_equal(spec.precision, MOK_BF16);
+    assert_int_equal(spec.ring_bytes, 0);
+}
+
+static void every_option_of_a_shape_reaches_mokd_and_json_has_the_memory(void **state)
+{
+    uint32_t ep, device;
+    (void)state;
+    assert_int_equal(mokctl(SHAPE
+                            " --json --ep 8 --device 1 --precision mxfp8-per32 --shared-intermediate 64 --clamp 7.5"
+                            " --ring-bytes 9007199254740993 --minibatch-rows 384 --comm-units 16"),
+                     0);
+    Mok__LayerSpec spec = fake_last_spec(&fake, &ep, &device);
+    assert_int_equal(ep, 8);
+    assert_int_equal(device, 1);
+    assert_int_equal(spec.precision, MOK_MXFP8_PER32);
+    assert_int_equal(spec.shared_intermediate, 64);
+    assert_true(spec.clamp == 7.5f);
+    assert_int_equal(spec.ring_bytes, UINT64_C(9007199254740993));
+    assert_int_equal(spec.minibatch_rows, 384);
+    assert_int_equal(spec.comm_units, 16);
+    cJSON *root = cJSON_Parse(output);
+    const cJSON *memory = cJSON_GetObjectItem(root, "memory");
+    assert_int_equal(cJSON_GetObjectItem(memory, "context_full_bytes")->valueint, FAKE_LAYER_FULL);
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(root, "plan")), 2);
+    cJSON_Delete(root);
+}
+
 static void wrong_usage_exits_with_2_and_the_usage(void **state)
 {
     static const char *const bad[] = {
-        "", "frobnicate", "status jobs", "--frob status", "--socket", "status --socket="
+        "",
+        "frobnicate",
+        "status jobs",
+        "--frob status",
+        "--socket",
+        "status --socket=",
+        "layer 11",
+        "layer --explain",
+        "layer --explain x",
+        "layer --explain -- -1",
+        "layer --explain 11 12",
+        "layer --explain 4294967296",
+        "layer --explain 11 --rank no",
+        "layer --explain 11 --hidden 64",
+        "layer --rank 1",
+        "layer --hidden 64",
+        "jobs --explain",
+        "jobs --explain 11",
+        "version --ep 2",
+        SHAPE " --rank 1",
+        SHAPE " --precision fp4",
+        SHAPE " --clamp wide",
+        SHAPE " --ring-bytes 1e9",
+        SHAPE " --hidden 5000000000",
+        "layer --explain --hidden 64 --intermediate 64 --experts 4 --topk 2",
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
@@ -139,6 +257,21 @@ static void an_error_from_mokd_exits_with_1_and_its_sentence(void **state)
     assert_int_equal(mokctl("jobs"), 1);
 }
 
+static void a_plan_that_mokd_refuses_exits_with_1(void **state)
+{
+    (void)state;
+    fake_flag(&fake, refusal, -MOK_ENOENT);
+    fake_set(&fake, REQUEST(LAYER_DESCRIBE), FAKE_REFUSED);
+    assert_int_equal(mokctl("layer --explain 12"), 1);
+    assert_says("refused, as the test wants it (MOK_ENOENT)");
+    fake_set(&fake, REQUEST(LAYER_QUERY), FAKE_REFUSED);
+    assert_int_equal(mokctl(SHAPE), 1);
+    fake_set(&fake, REQUEST(LAYER_QUERY), FAKE_EMPTY);
+    assert_int_equal(mokctl(SHAPE), 1);
+    fake_set(&fake, REQUEST(LAYER_QUERY), FAKE_HANG_UP);
+    assert_int_equal(mokctl(SHAPE), 3);
+}
+
 static void a_mokd_that_cannot_be_reached_exits_with_3_and_what_to_do(void **state)
 {
     (void)state;
@@ -160,9 +293,15 @@ int main(void)
         TEST(it_observes_and_opens_no_session),
         TEST(a_name_cannot_talk_to_the_terminal),
         TEST(json_is_one_object_with_exact_numbers),
+        TEST(the_layers_in_json_have_their_shape_and_exact_bytes),
+        TEST(the_plan_of_a_layer_is_mokd_s_lines),
+        TEST(the_plan_in_json_has_what_value_and_reason),
+        TEST(a_shape_is_asked_with_its_defaults),
+        TEST(every_option_of_a_shape_reaches_mokd_and_json_has_the_memory),
         TEST(wrong_usage_exits_with_2_and_the_usage),
         TEST(help_exits_with_0),
         TEST(an_error_from_mokd_exits_with_1_and_its_sentence),
+        TEST(a_plan_that_mokd_refuses_exits_with_1),
         TEST(a_mokd_that_cannot_be_reached_exits_with_3_and_what_to_do),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,8 +11,8 @@
 #include "mx_model.h"
 #include "rng.h"
 
-/* A row length that is no multiple of 32 and rows that are none of 128, so that every kind of group is cut short. */
-enum { M = 2, R = 144, C = 208, COUNT = M * R * C };
+/* No side is a multiple of 32, so that every kind of group is cut short, and each is beyond 128. */
+enum { M = 2, R = 130, C = 144, COUNT = M * R * C };
 
 static float wide[COUNT];
 static uint16_t narrow[COUNT]; /* the upper halves of `wide` */
@@ -123,6 +123,8 @@ static void every_form_of_a_tensor_has_the_bits_of_the_model(void **state)
                 bool tiles = forms[i] & MOK_QUANTIZE_TILES;
                 if (tiles && precision != MOK_MXFP8_PER128)
                     continue;
+                if (dtype == MOK_DTYPE_F32 && i % 3 != 0) /* these differ in reading only */
+                    continue;
                 mok_mxfp8_options options = options_of(dtype, precision, forms[i]);
                 fill(state);
                 assert_works(
@@ -179,7 +181,7 @@ static void an_error_of_quantising_a_normal_block_is_within_half_a_unit(void **s
     assert_works(mok_mxfp8_quantize(&options, wide, data, scales));
     assert_works(mok_mxfp8_dequantize(M * R, C, data, scales, back));
     for (size_t i = 0; i < COUNT; i++) {
-        double unit = ldexp(1, scales[i / C * 7 + i % C / 32] - 127);
+        double unit = ldexp(1, scales[i / C * ((C + 31) / 32) + i % C / 32] - 127);
         double allowed = fmax(fabs((double)wide[i]) / 16, unit / 1024);
         assert_true(fabs((double)back[i] - (double)wide[i]) <= allowed);
     }

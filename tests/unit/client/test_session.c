@@ -210,9 +210,11 @@ static void a_queue_with_a_missing_descriptor_or_another_size_is_refused(void **
     (void)state;
     fake_set(&fake, REQUEST(QUEUE_OPEN), FAKE_FEWER_FDS);
     assert_fails(mok_nop(session, 0, &ticket), MOK_EPROTO, "with 2 descriptors, must come with 3");
+    fake_await(&fake, REQUEST(QUEUE_CLOSE), 1);
     fake_set(&fake, REQUEST(QUEUE_OPEN), FAKE_RIGHT);
     fake_flag(&fake, entries, 16);
     assert_fails(mok_nop(session, 0, &ticket), MOK_EPROTO, "has 16 entries, must have 8");
+    fake_await(&fake, REQUEST(QUEUE_CLOSE), 2);
     fake_flag(&fake, entries, 0);
     assert_works(mok_nop(session, 0, &ticket));
     assert_works(mok_wait(session, ticket, -1, NULL));
@@ -248,6 +250,40 @@ static void an_answer_that_does_not_come_ends_in_the_session_s_time_and_what_cam
     }
     fake_await(&fake, REQUEST(BUFFER_FREE), 1);
     assert_null(buffer);
+    mok_session_close(hasty);
+}
+
+static void a_queue_that_came_too_late_is_given_back_and_the_next_call_gets_another(void **state)
+{
+    mok_session *hasty;
+    mok_ticket ticket = 0;
+    (void)state;
+    assert_works(open_session(200, &hasty));
+    fake_set(&fake, REQUEST(QUEUE_OPEN), FAKE_LATE);
+    assert_fails(mok_nop(hasty, 0, &ticket), MOK_ETIMEDOUT, "did not answer queue_open within 200 ms");
+    fake_flag(&fake, linger, 2); /* the worker takes its time to let go */
+    fake_set(&fake, REQUEST(QUEUE_OPEN), FAKE_RIGHT);
+    fake_let_go(&fake);
+    assert_works(mok_nop(hasty, 0, &ticket));
+    assert_works(mok_wait(hasty, ticket, -1, NULL));
+    assert_int_equal(fake_seen(&fake, REQUEST(QUEUE_CLOSE)), 1);
+    mok_session_close(hasty);
+}
+
+static void a_queue_that_stays_in_the_way_ends_the_call_in_the_session_s_time(void **state)
+{
+    mok_session *hasty;
+    mok_ticket ticket = 0;
+    (void)state;
+    assert_works(open_session(100, &hasty));
+    fake_set(&fake, REQUEST(QUEUE_OPEN), FAKE_LATE);
+    assert_fails(mok_nop(hasty, 1, &ticket), MOK_ETIMEDOUT, "did not answer queue_open");
+    fake_flag(&fake, linger, 1u << 30);
+    fake_set(&fake, REQUEST(QUEUE_OPEN), FAKE_RIGHT);
+    fake_let_go(&fake);
+    assert_fails(mok_nop(hasty, 1, &ticket), MOK_ETIMEDOUT,
+                 "the queue to device 1 whose answer came too late is still there after 100 ms");
+    assert_int_equal(ticket, 0);
     mok_session_close(hasty);
 }
 
@@ -511,15 +547,51 @@ static void layers_are_created_described_and_destroyed(void **state)
     assert_works(mok_layer_memory_query(group, &options, &memory));
     assert_int_equal(memory.context_full_bytes, FAKE_LAYER_FULL);
     assert_works(mok_layer_create(group, &options, 0, &layer));
-    assert_int_equal(mok_layer_describe(layer, text, sizeof(text)), 25);
+    assert_int_equal(mok_layer_describe(layer, text, sizeof(text)), strlen(FAKE_PLAN));
     assert_string_equal(text, "units =");
-    assert_int_equal(mok_layer_describe(layer, NULL, 0), 25);
+    assert_int_equal(mok_layer_describe(layer, NULL, 0), strlen(FAKE_PLAN));
     assert_works(mok_layer_destroy(layer));
     assert_works(mok_layer_destroy(NULL));
     options.topk = 65;
     assert_fails(mok_layer_create(group, &options, 0, &layer), MOK_ERANGE, "topk is 65");
     assert_fails(mok_layer_memory_query(group, &options, &memory), MOK_ERANGE, "topk is 65");
     assert_int_equal(fake_seen(&fake, REQUEST(LAYER_CREATE)), 1);
+}
+
+static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(void **state)
+{
+    mok_layer_options options = {
+        .size = sizeof(options),
+        .hidden = 64,
+        .intermediate = 48,
+        .experts = 2,
+        .topk = 1,
+        .max_tokens = 8,
+        .precision = MOK_MXFP8_PER128,
+        .shared_intermediate = 32,
+        .clamp = 7.5f,
+        .ring_bytes = UINT64_C(9007199254740993),
+        .minibatch_rows = 384,
+        .comm_units = 3,
+    };
+    mok_layer_memory memory;
+    mok_layer *layer;
+    char text[256];
+    (void)state;
+    for (int created = 0; created < 2; created++) {
+        if (created)
+            assert_works(mok_layer_create(group, &options, 0, &layer));
+        else
+            assert_works(mok_layer_memory_query(group, &options, &memory));
+        Mok__LayerSpec spec = fake_last_spec(&fake, NULL, NULL);
+        assert_int_equal(spec.shared_intermediate, 32);
+        assert_true(spec.clamp == 7.5f);
+        assert_int_equal(spec.ring_bytes, UINT64_C(9007199254740993));
+        assert_int_equal(spec.minibatch_rows, 384);
+        assert_int_equal(spec.comm_units, 3);
+    }
+    assert_works(mok_layer_describe(layer, text, sizeof(text)));
+    assert_string_equal(text, FAKE_PLAN);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -542,6 +614,8 @@ int main(void)
         TEST_SESSION(a_queue_with_a_missing_descriptor_or_another_size_is_refused),
         TEST_SESSION(memory_smaller_than_the_buffer_is_refused_and_given_back),
         TEST_SESSION(an_answer_that_does_not_come_ends_in_the_session_s_time_and_what_came_late_is_given_back),
+        TEST_SESSION(a_queue_that_came_too_late_is_given_back_and_the_next_call_gets_another),
+        TEST_SESSION(a_queue_that_stays_in_the_way_ends_the_call_in_the_session_s_time),
         TEST_SESSION(mokd_hanging_up_ends_the_call_and_every_later_one),
         TEST_SESSION(mokd_s_last_word_is_the_reason_of_later_calls),
         TEST_SESSION(at_the_descriptor_limit_an_allocation_fails_by_name_and_the_session_lives),
@@ -556,6 +630,7 @@ int main(void)
         TEST_SESSION(other_threads_get_their_answers_while_one_waits_for_a_group),
         TEST_SESSION(four_threads_ask_at_once_and_each_gets_its_own_answers),
         TEST_SESSION(layers_are_created_described_and_destroyed),
+        TEST_SESSION(every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -269,16 +269,28 @@ Mok__Request ask_hello(Mok__Hello *hello)
     return request;
 }
 
-void client_open(struct client *client, const struct daemon *daemon)
+static void greet(struct client *client, const struct daemon *daemon, bool observer)
 {
     Mok__Hello hello;
     Mok__Request request = ask_hello(&hello);
 
+    hello.observer = observer;
     client_connect(client, daemon);
     _cleanup_answer_ struct answer answer = client_ask(client, &request);
     assert_int_equal(answer.reply->code, 0);
     assert_int_equal(answer.reply->body_case, MOK__REPLY__BODY_HELLO);
     client->session = answer.reply->hello->session;
+}
+
+void client_open(struct client *client, const struct daemon *daemon)
+{
+    greet(client, daemon, false);
+}
+
+void client_observe(struct client *client, const struct daemon *daemon)
+{
+    greet(client, daemon, true);
+    assert_int_equal(client->session, 0);
 }
 
 Mok__Request ask_join(Mok__GroupJoin *join, const char *name, uint32_t size, uint32_t rank, uint32_t device)

@@ -52,6 +52,7 @@ void answer_free(struct answer *answer);
 
 void client_connect(struct client *client, const struct daemon *daemon); /* no Hello yet */
 void client_open(struct client *client, const struct daemon *daemon);    /* with Hello, as a session */
+void client_observe(struct client *client, const struct daemon *daemon); /* with Hello, as an observer */
 void client_close(struct client *client);
 
 /* Sends; returns the id. */

@@ -164,7 +164,8 @@ static void refusals_name_line_key_value_and_bound(void **state)
 {
     (void)state;
     expect_refusal("[daemon]\nsocket = s\n" DEVICE, 2, "[daemon] socket = s: must be an absolute path");
-    expect_refusal("[daemon]\nsocket_mode = 1777\n" DEVICE, 2, "socket_mode = 1777: must be an octal mode in 0600..0777");
+    expect_refusal("[daemon]\nsocket_mode = 1777\n" DEVICE, 2,
+                   "socket_mode = 1777: must be an octal mode in 0600..0777");
     expect_refusal("[daemon]\nlog_level = loud\n" DEVICE, 2, "log_level = loud: must be error,");
     expect_refusal("[daemon]\npoll_us = 1000001\n" DEVICE, 2, "poll_us = 1000001: must be in 0..1000000");
     expect_refusal("[daemon]\npoll_us = 5x\n" DEVICE, 2, "poll_us = 5x: not a number");

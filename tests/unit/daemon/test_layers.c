@@ -171,8 +171,13 @@ static void the_query_is_the_planners_word(void **state)
     Mok__LayerSpec spec;
     struct mok_plan plan;
     struct mok_message message;
-    struct mok_layer_spec wanted = { .hidden = HIDDEN, .intermediate = INTERMEDIATE, .experts = EXPERTS, .topk = 2,
-                                     .ep = 2, .max_tokens = 16, .precision = MOK_BF16 };
+    struct mok_layer_spec wanted = { .hidden = HIDDEN,
+                                     .intermediate = INTERMEDIATE,
+                                     .experts = EXPERTS,
+                                     .topk = 2,
+                                     .ep = 2,
+                                     .max_tokens = 16,
+                                     .precision = MOK_BF16 };
     struct mok_device_limits device = { .kind = MOK_DEVICE_HOST, .units = 1, .memory_bytes = 64 << 20 };
 
     open_pair(&pair, *state);
@@ -408,6 +413,39 @@ static void what_is_bound_cannot_be_freed(void **state)
     close_pair(&pair);
 }
 
+static void expect_queue_close(struct client *client, uint32_t queue, int code, const char *part)
+{
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__QueueClose body = MOK__QUEUE_CLOSE__INIT;
+
+    body.queue = queue;
+    request.body_case = MOK__REQUEST__BODY_QUEUE_CLOSE;
+    request.queue_close = &body;
+    _cleanup_answer_ struct answer answer = client_ask(client, &request);
+    expect_text(&answer, code, part);
+}
+
+static void a_queue_that_serves_a_layer_is_not_given_back(void **state)
+{
+    struct client client[2];
+    struct pair pair;
+    uint32_t queue[2];
+
+    for (uint32_t i = 0; i < 2; i++) {
+        client_open(&client[i], *state);
+        queue[i] = client_queue(&client[i], i);
+    }
+    pair = (struct pair){ { client[0], client[1] }, client_join(client, 2, "queues") };
+    uint32_t layer = create(&pair, NULL);
+    expect_queue_close(&pair.client[0], queue[0], -MOK_EBUSY, "of the session needs it");
+    expect_queue_close(&pair.client[0], queue[1], -MOK_ENOENT, "has no such queue"); /* another session's */
+    destroy(&pair.client[0], layer, 0);
+    expect_queue_close(&pair.client[0], queue[0], 0, "");
+    expect_queue_close(&pair.client[1], queue[1], -MOK_EBUSY, "of the session needs it");
+    destroy(&pair.client[1], layer, 0);
+    close_pair(&pair);
+}
+
 #define test(name) cmocka_unit_test_setup_teardown(name, daemon_setup, daemon_teardown)
 
 int main(void)
@@ -424,6 +462,7 @@ int main(void)
         test(the_layers_of_an_ended_session_go_with_it),
         test(a_binding_is_checked_parameter_by_parameter),
         test(what_is_bound_cannot_be_freed),
+        test(a_queue_that_serves_a_layer_is_not_given_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

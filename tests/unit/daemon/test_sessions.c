@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Greetings, and messages that are not what they should be: they cost their sender his session and nobody else anything. */
+/* Greetings, and messages that are not what they should be: their sender loses his session, nobody else anything. */
 #include "fixture.h"
 
 #include <stdio.h>
@@ -160,7 +160,7 @@ static void descriptors_in_a_message_end_the_session_and_do_not_stay(void **stat
     assert_int_equal(client_expect_end(&client), -MOK_EPROTO);
     client_close(&client);
     client_expect_bytes(&bystander, 0);
-    assert_int_equal(daemon_descriptors(*state), before);
+    assert_true(daemon_descriptors(*state) <= before);
     client_close(&bystander);
 }
 
@@ -192,16 +192,10 @@ static void a_request_of_an_unknown_kind_is_refused_and_the_session_goes_on(void
 static void an_observer_may_only_look(void **state)
 {
     struct client client;
-    Mok__Hello hello;
-    Mok__Request request = ask_hello(&hello);
     Mok__BufferAlloc alloc;
     Mok__Request wish = ask_alloc(&alloc, 0, 0, 4096);
 
-    client_connect(&client, *state);
-    hello.observer = true;
-    _cleanup_answer_ struct answer answer = client_ask(&client, &request);
-    assert_int_equal(answer.reply->code, 0);
-    assert_int_equal(answer.reply->hello->session, 0);
+    client_observe(&client, *state);
     _cleanup_answer_ struct answer status = client_status(&client);
     assert_int_equal(status.reply->status->n_device, 2);
     _cleanup_answer_ struct answer refusal = client_ask(&client, &wish);
@@ -264,8 +258,8 @@ static void a_queue_is_one_a_device_and_has_a_power_of_two_of_entries(void **sta
         uint32_t device, entries;
         int code;
     } wrong[] = {
-        { 0, 16, -MOK_EEXIST }, { 1, 0, -MOK_ERANGE },    { 1, 3, -MOK_ERANGE },
-        { 1, 48, -MOK_ERANGE }, { 1, 8192, -MOK_ERANGE }, { 1, 4096, -MOK_EQUOTA }, { 2, 16, -MOK_ENODEV },
+        { 0, 16, -MOK_EEXIST },   { 1, 0, -MOK_ERANGE },    { 1, 3, -MOK_ERANGE },  { 1, 48, -MOK_ERANGE },
+        { 1, 8192, -MOK_ERANGE }, { 1, 4096, -MOK_EQUOTA }, { 2, 16, -MOK_ENODEV },
     };
 
     client_open(&client, *state);
@@ -280,6 +274,57 @@ static void a_queue_is_one_a_device_and_has_a_power_of_two_of_entries(void **sta
         assert_int_equal(answer.fds.count, 0);
     }
     client_queue(&client, 1);
+    client_close(&client);
+}
+
+static int ask_queue_close(struct client *client, uint32_t queue)
+{
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__QueueClose body = MOK__QUEUE_CLOSE__INIT;
+
+    body.queue = queue;
+    request.body_case = MOK__REQUEST__BODY_QUEUE_CLOSE;
+    request.queue_close = &body;
+    _cleanup_answer_ struct answer answer = client_ask(client, &request);
+    return answer.reply->code;
+}
+
+static void a_queue_that_is_given_back_makes_room_for_another(void **state)
+{
+    struct client client, other;
+
+    client_open(&client, *state);
+    client_open(&other, *state);
+    unsigned before = daemon_descriptors(*state);
+    for (int i = 0; i < 20; i++) {
+        uint32_t queue = client_queue(&client, 0);
+        assert_int_equal(ask_queue_close(&other, queue), -MOK_ENOENT);
+        assert_int_equal(ask_queue_close(&client, queue), 0);
+        assert_int_equal(ask_queue_close(&client, queue), -MOK_ENOENT);
+    }
+    assert_int_equal(ask_queue_close(&client, 0), -MOK_ENOENT);
+    assert_true(daemon_descriptors(*state) <= before); /* fewer once sessions of earlier tests have gone */
+    client_queue(&client, 0);
+    client_close(&client);
+    client_close(&other);
+}
+
+static void a_session_may_end_while_its_queue_is_given_back(void **state)
+{
+    struct client client;
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__QueueClose body = MOK__QUEUE_CLOSE__INIT;
+
+    for (int i = 0; i < 10; i++) {
+        client_open(&client, *state);
+        body.queue = client_queue(&client, 0);
+        request.body_case = MOK__REQUEST__BODY_QUEUE_CLOSE;
+        request.queue_close = &body;
+        client_send(&client, &request);
+        client_close(&client);
+    }
+    client_open(&client, *state);
+    client_queue(&client, 0);
     client_close(&client);
 }
 
@@ -327,6 +372,8 @@ int main(void)
         cmocka_unit_test(status_names_the_session_and_its_job),
         cmocka_unit_test(a_client_that_does_not_read_is_ended),
         cmocka_unit_test(a_queue_is_one_a_device_and_has_a_power_of_two_of_entries),
+        cmocka_unit_test(a_queue_that_is_given_back_makes_room_for_another),
+        cmocka_unit_test(a_session_may_end_while_its_queue_is_given_back),
         cmocka_unit_test(the_sessions_of_a_user_are_bounded_and_come_back),
     };
     return cmocka_run_group_tests(tests, daemon_setup, daemon_teardown);

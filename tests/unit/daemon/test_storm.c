@@ -165,7 +165,6 @@ static void ask_something(struct client *client)
     post(client, &request);
 }
 
-
 /* A mokd that is short of memory may end even this session; then once more. */
 static void open_for_sure(struct client *client, const struct daemon *daemon)
 {
