@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the CUDA engine keeps in a rank's private workspace, and what its kernels are told. Compiles as C and CUDA C.
+ * Rows are counted in padded rows: each expert's rows start at a multiple of MOK_SEGMENT_ALIGN.
+ */
+#ifndef MOK_CUDA_LAYOUT_H
+#define MOK_CUDA_LAYOUT_H
+
+#include <cuda.h>
+#include <stdint.h>
+
+#include "../layer.h"
+#include "arch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MOK_CUDA_MAX_MACROBATCHES 256u
+#define MOK_CUDA_MAX_CHUNKS 1024u
+#define MOK_CUDA_MAX_BLOCKS 1024u /* blocks that count routing slots */
+
+/*
+ * A task of the megakernel, 16 bytes; taken in list order by one cluster.
+ *   row64   first padded row of the unit / 64          ring64  its place in the ring / 64
+ *   what    column tile | expert << 16
+ *   how     rows - 1 (8 bits) | type << 8 | single << 10 | shared << 11 | macrobatch << 16
+ * A unit is up to 256 rows of one expert, 128 a block. `single`: at most 128 rows, so the two blocks take
+ * neighbouring column tiles of the same rows instead.
+ */
+struct mok_cuda_task {
+    uint32_t row64, ring64, what, how;
+};
+
+enum mok_cuda_task_type {
+    MOK_TASK_END = 0,
+    MOK_TASK_PULL = 1,    /* copy the unit's remote rows into the ring */
+    MOK_TASK_GATE_UP = 2,
+    MOK_TASK_DOWN = 3,
+};
+
+/* A run of rows of one expert that is worked on at once. */
+struct mok_cuda_segment {
+    uint32_t row64, ring64;
+    uint32_t rows;
+    uint32_t expert; /* | shared << 31 */
+    uint32_t macrobatch;
+    uint32_t pull_first, gate_up_first, down_first; /* indices of its first tasks */
+};
+
+/* What the schedule says about itself, and the counters of a running operation. */
+struct mok_cuda_head {
+    uint32_t tasks, segments, macrobatches;
+    uint32_t ticket;    /* blocks that have counted */
+    uint64_t rows;
+    uint32_t next_task; /* first one not taken yet */
+    uint32_t pad[23];
+    uint32_t gate_up_warps[MOK_CUDA_MAX_MACROBATCHES]; /* warps that will end a gate/up task of the macrobatch */
+    uint32_t down_warps[MOK_CUDA_MAX_MACROBATCHES];
+    uint32_t gate_up_done[MOK_CUDA_MAX_MACROBATCHES];  /* warps that have */
+    uint32_t down_done[MOK_CUDA_MAX_MACROBATCHES];
+};
+
+/* A wait that did not end in time. */
+struct mok_cuda_trip {
+    uint32_t what; /* enum mok_cuda_wait */
+    uint32_t block, want, seen;
+    struct mok_cuda_task task;
+};
+
+enum mok_cuda_wait {
+    MOK_WAIT_ROWS_HERE = 1, /* gate/up: remote rows in the ring */
+    MOK_WAIT_HIDDEN = 2,    /* down: all column tiles of h */
+    MOK_WAIT_RING_X = 3,    /* pull: the ring's previous rows have been read */
+    MOK_WAIT_RING_H = 4,    /* gate/up: the ring's previous h has been read */
+};
+
+/* In host memory that the device writes; one an engine. */
+struct mok_cuda_report {
+    uint64_t bad_slot_flat; /* PREPARE: token * K + k of the first bad id; ~0: none */
+    int32_t bad_value;
+    uint32_t tripped;
+    uint64_t rows;
+    struct mok_cuda_trip trip;
+};
+
+/* Offsets in bytes from the start of the private workspace. */
+struct mok_cuda_layout {
+    uint64_t head, segments, counts, expert_row64, tasks;
+    uint64_t hidden_done, pull_done; /* u32 a 64-row block of padded rows */
+    uint64_t row_src, row_dst;       /* u64 a padded row */
+    uint64_t h, x;                   /* BF16 [ring + unit][I], [ring + unit][H] (ep > 1) */
+    uint64_t shared_h, shared_y;
+    uint64_t bytes;
+    uint64_t padded_rows;   /* routed rows, padded, at worst */
+    uint64_t counters;      /* 64-row blocks, the shared expert's after the routed ones */
+    uint64_t ring_rows;
+    uint64_t max_tasks, max_segments;
+    uint32_t units_per_chunk;
+    uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
+};
+
+/* The private workspace of `spec` with a ring of at least `ring_rows` rows. 0, or -MOK_ERANGE and a sentence. */
+int mok_cuda_layout_make(const struct mok_layer_spec *spec, uint64_t ring_rows, uint32_t minibatch_rows,
+                         struct mok_cuda_layout *ret, struct mok_message *message);
+
+/* Arguments of the schedule's kernels. */
+struct mok_cuda_schedule_args {
+    uint32_t ep, rank, topk, hidden;
+    uint32_t local_experts, first_expert;
+    uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
+    uint32_t units_per_chunk;
+    uint32_t blocks;          /* that count and fill */
+    uint32_t slots_per_block; /* multiple of 1024 */
+    uint32_t shared_tokens;   /* of this rank, 0 without a shared expert */
+    uint32_t shared_row64;
+    uint64_t ring_rows;
+    uint64_t slots;           /* over all ranks */
+    uint64_t counters;
+    struct mok_cuda_head *head;
+    struct mok_cuda_segment *segments;
+    uint32_t *counts, *expert_row64;
+    struct mok_cuda_task *tasks;
+    uint32_t *hidden_done, *pull_done;
+    uint64_t *row_src, *row_dst;
+    const void *shared_x;
+    void *shared_y;
+    struct mok_cuda_report *report;
+    uint64_t slot_first[MOK_MAX_EP + 1]; /* first slot of each rank in canonical order */
+    const int32_t *ids[MOK_MAX_EP];
+    const void *x[MOK_MAX_EP];
+    void *slot_rows[MOK_MAX_EP];
+};
+
+/* One expert set of the megakernel: the routed experts, or the shared one. */
+struct mok_cuda_set {
+    CUtensorMap gate, up, down, h_map;
+    void *h;
+    uint32_t inter, tiles, k_blocks, pad;
+};
+
+struct mok_cuda_main_args {
+    struct mok_cuda_set set[2];
+    struct mok_cuda_head *head;
+    const struct mok_cuda_task *tasks;
+    uint32_t *hidden_done, *pull_done;
+    const uint64_t *row_src, *row_dst;
+    void *x_ring;
+    void *context_a, *context_b; /* BF16 [ring][I]: keep macrobatch 0; or NULL */
+    uint32_t *abort_word; /* not 0: end soon */
+    struct mok_cuda_report *report;
+    uint64_t wait_limit_ns;
+    uint32_t hidden, k_blocks, down_tiles;
+    float clamp;
+    uint32_t chaos_delay_us, chaos_seed;
+};
+
+struct mok_cuda_reduce_args {
+    const int32_t *ids;
+    const float *weight;
+    const void *slots, *shared;
+    void *out;
+    uint32_t tokens, topk, hidden, accumulate;
+};
+
+/* Launchers; all return a cudaError_t as int. `stream` is a cudaStream_t. */
+int mok_cuda_launch_prepare(const int32_t *ids, const float *weight, uint64_t slots, uint32_t experts, int32_t *sym_ids,
+                            float *sym_weight, struct mok_cuda_report *report, void *stream);
+int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *stream);
+int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
+int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
+int mok_cuda_schedule_setup(void);
+/* Once a device: raises the kernels' shared-memory limits. */
+int mok_cuda_kernels_setup(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,367 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Routing on the device: PREPARE's check and copy of this rank's ids, and the schedule of an operation: for every row
+ * of the local experts where it comes from and goes to, in canonical order (source rank, token, k), and the list of
+ * tasks. Linear in the slots of all ranks; no atomic decides an order.
+ *
+ * Two kernels: count (each block a histogram of its slots; the last block to end lays out segments and task indices),
+ * then fill (each block its rows; the blocks after those the tasks).
+ */
+#include <cuda_runtime.h>
+
+#include "layout.h"
+
+namespace {
+
+constexpr uint32_t threads = 1024;
+constexpr uint32_t task_blocks = 32;
+
+__device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
+/* ---- PREPARE ---- */
+
+__global__ void prepare_kernel(const int32_t *ids, const float *weight, uint64_t slots, int32_t experts,
+                               int32_t *sym_ids, float *sym_weight, mok_cuda_report *report) {
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < slots; i += (uint64_t)gridDim.x * blockDim.x) {
+        int32_t id = ids[i];
+        sym_ids[i] = id;
+        sym_weight[i] = weight[i];
+        if (id < -1 || id >= experts)
+            atomicMin_system(reinterpret_cast<unsigned long long *>(&report->bad_slot_flat), (unsigned long long)i);
+    }
+}
+
+/* ---- counting ---- */
+
+struct slot_walk {
+    uint32_t rank;
+
+    /* The rank that holds slot f; f only grows from call to call. */
+    __device__ uint32_t find(const mok_cuda_schedule_args &a, uint64_t f) {
+        while (f >= a.slot_first[rank + 1])
+            rank++;
+        return rank;
+    }
+};
+
+/* Local expert of slot f, or -1. */
+__device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a, uint32_t rank, uint64_t f) {
+    int32_t e = __ldcg(a.ids[rank] + (f - a.slot_first[rank])) - (int32_t)a.first_expert;
+    return e >= 0 && e < (int32_t)a.local_experts ? e : -1;
+}
+
+struct chunk_info {
+    uint32_t first_segment, segments;
+    uint32_t pulls, gate_ups, downs;
+    uint32_t macrobatch;
+};
+
+struct scan_shared {
+    uint32_t rows[MOK_MAX_EXPERTS];
+    chunk_info chunk[MOK_CUDA_MAX_CHUNKS];
+    uint32_t chunks;
+};
+
+__device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles) {
+    uint32_t tail = rows % MOK_UNIT_ROWS;
+    bool single = tail != 0 && tail <= MOK_TILE_M;
+    uint32_t pairs = div_up(rows, MOK_UNIT_ROWS) - single;
+    return pairs * tiles + single * div_up(tiles, 2);
+}
+
+/* Cuts experts into segments and segments into chunks; one thread. */
+__device__ void cut_segments(const mok_cuda_schedule_args &a, scan_shared &s) {
+    const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), upc = a.units_per_chunk;
+    uint32_t row64 = 0, segments = 0, chunks = 0, units_in_chunk = 0;
+    uint64_t total = 0;
+    chunk_info c = {};
+    for (uint32_t e = 0; e < a.local_experts; e++) {
+        uint32_t left = s.rows[e];
+        total += left;
+        a.expert_row64[e] = row64;
+        uint32_t units = div_up(left, MOK_UNIT_ROWS);
+        uint32_t piece = units > 2 * upc ? div_up(units, (units + upc - 1) / upc) : units;
+        while (left > 0) {
+            uint32_t macrobatch = row64 / ring64;
+            uint32_t n = min(piece, div_up(left, MOK_UNIT_ROWS));
+            n = min(n, div_up((macrobatch + 1) * ring64 - row64, MOK_UNIT_ROWS / 64));
+            uint32_t rows = min(left, n * MOK_UNIT_ROWS);
+            if (c.segments != 0 &&
+                (c.macrobatch != macrobatch || units_in_chunk + n > 2 * upc || 4 * units_in_chunk >= 3 * upc)) {
+                s.chunk[chunks++] = c;
+                c = {};
+                units_in_chunk = 0;
+            }
+            if (c.segments == 0) {
+                c.first_segment = segments;
+                c.macrobatch = macrobatch;
+            }
+            mok_cuda_segment g = {row64, row64 - macrobatch * ring64, rows, e, macrobatch, c.pulls, c.gate_ups, c.downs};
+            a.segments[segments++] = g;
+            c.segments++;
+            c.pulls += a.ep > 1 ? n : 0;
+            c.gate_ups += tasks_of(rows, a.gate_up_tiles);
+            c.downs += tasks_of(rows, a.down_tiles);
+            units_in_chunk += n;
+            left -= rows;
+            row64 += div_up(rows, 64);
+        }
+    }
+    if (c.segments != 0)
+        s.chunk[chunks++] = c;
+    s.chunks = chunks;
+    a.head->rows = total;
+    a.head->segments = segments;
+}
+
+/* A chunk's tasks of one kind begin at `first`: tells its segments, which know their place in the chunk. */
+template <class Field>
+__device__ void place(const mok_cuda_schedule_args &a, const chunk_info &c, uint32_t first, Field field) {
+    for (uint32_t i = 0; i < c.segments; i++)
+        field(a.segments[c.first_segment + i]) += first;
+}
+
+/*
+ * Task order: macrobatches from last to first; inside one, chunk i + 1 is fetched before chunk i's gate/up, and chunk
+ * i's down comes after chunk i + 1's gate/up, so that a task that waits finds the work it waits for well under way.
+ * The shared expert goes first and covers the first fetch. One thread.
+ */
+__device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s) {
+    uint32_t next = 0, macrobatches = s.chunks ? s.chunk[s.chunks - 1].macrobatch + 1 : 0;
+    mok_cuda_segment shared = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, 0, 0, 0};
+    bool shared_left = a.shared_tokens > 0;
+    auto pulls = [&](uint32_t i) {
+        place(a, s.chunk[i], next, [](mok_cuda_segment &g) -> uint32_t & { return g.pull_first; });
+        next += s.chunk[i].pulls;
+    };
+    auto gate_ups = [&](uint32_t i) {
+        place(a, s.chunk[i], next, [](mok_cuda_segment &g) -> uint32_t & { return g.gate_up_first; });
+        next += s.chunk[i].gate_ups;
+        a.head->gate_up_warps[s.chunk[i].macrobatch] += s.chunk[i].gate_ups * MOK_CONSUMER_WARPS * MOK_CLUSTER;
+    };
+    auto downs = [&](uint32_t i) {
+        place(a, s.chunk[i], next, [](mok_cuda_segment &g) -> uint32_t & { return g.down_first; });
+        next += s.chunk[i].downs;
+        a.head->down_warps[s.chunk[i].macrobatch] += s.chunk[i].downs * MOK_CONSUMER_WARPS * MOK_CLUSTER;
+    };
+    auto shared_gate_up = [&] {
+        shared.gate_up_first = next;
+        next += tasks_of(shared.rows, a.shared_gate_up_tiles);
+    };
+    auto shared_down = [&] {
+        shared.down_first = next;
+        next += tasks_of(shared.rows, a.down_tiles);
+    };
+
+    uint32_t end = s.chunks;
+    while (end > 0) {
+        uint32_t begin = end - 1;
+        while (begin > 0 && s.chunk[begin - 1].macrobatch == s.chunk[begin].macrobatch)
+            begin--;
+        bool first = end == s.chunks && shared_left;
+        pulls(begin);
+        if (first)
+            shared_gate_up();
+        for (uint32_t i = begin; i < end; i++) {
+            if (i + 1 < end)
+                pulls(i + 1);
+            gate_ups(i);
+            if (first && i == begin)
+                shared_down();
+            if (i > begin)
+                downs(i - 1);
+        }
+        downs(end - 1);
+        end = begin;
+    }
+    if (s.chunks == 0 && shared_left) {
+        shared_gate_up();
+        shared_down();
+    }
+    if (shared_left)
+        a.segments[a.head->segments++] = shared;
+    a.head->tasks = next;
+    a.head->macrobatches = macrobatches;
+}
+
+/* Turns per-block counts of every expert into first positions, a warp an expert. */
+__device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s) {
+    const uint32_t lane = threadIdx.x % 32;
+    for (uint32_t e = threadIdx.x / 32; e < a.local_experts; e += threads / 32) {
+        uint32_t run = 0;
+        for (uint32_t b0 = 0; b0 < a.blocks; b0 += 32) {
+            uint32_t b = b0 + lane;
+            uint32_t v = b < a.blocks ? __ldcg(&a.counts[(uint64_t)b * a.local_experts + e]) : 0, sum = v;
+            for (uint32_t d = 1; d < 32; d *= 2) {
+                uint32_t up = __shfl_up_sync(~0u, sum, d);
+                sum += lane >= d ? up : 0;
+            }
+            if (b < a.blocks)
+                a.counts[(uint64_t)b * a.local_experts + e] = run + sum - v;
+            run += __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0)
+            s.rows[e] = run;
+    }
+}
+
+__global__ void __launch_bounds__(threads) count_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
+    extern __shared__ uint8_t smem[];
+    uint32_t *histogram = reinterpret_cast<uint32_t *>(smem);
+    scan_shared &s = *reinterpret_cast<scan_shared *>(smem);
+    __shared__ bool last;
+
+    for (uint64_t i = blockIdx.x * threads + threadIdx.x; i < a.counters; i += (uint64_t)gridDim.x * threads) {
+        a.hidden_done[i] = 0;
+        a.pull_done[i] = 0;
+    }
+    if (blockIdx.x == 0) {
+        for (uint32_t i = threadIdx.x; i < 4 * MOK_CUDA_MAX_MACROBATCHES; i += threads)
+            a.head->gate_up_warps[i] = 0; /* the four arrays follow each other */
+        if (threadIdx.x == 0)
+            a.head->next_task = 0;
+    }
+
+    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
+        histogram[e] = 0;
+    __syncthreads();
+    slot_walk walk = {0};
+    uint64_t begin = (uint64_t)blockIdx.x * a.slots_per_block, end = min(begin + a.slots_per_block, a.slots);
+    for (uint64_t f = begin + threadIdx.x; f < end; f += threads) {
+        uint32_t rank = walk.find(a, f);
+        int32_t e = local_expert(a, rank, f);
+        if (e >= 0)
+            atomicAdd(&histogram[e], 1u);
+    }
+    __syncthreads();
+    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
+        a.counts[(uint64_t)blockIdx.x * a.local_experts + e] = histogram[e];
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        last = atomicAdd(&a.head->ticket, 1u) == gridDim.x - 1;
+    __syncthreads();
+    if (!last)
+        return;
+    __threadfence();
+    scan_counts(a, s);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        a.head->ticket = 0;
+        cut_segments(a, s);
+        order_tasks(a, s);
+        a.report->rows = a.head->rows;
+    }
+}
+
+/* ---- filling ---- */
+
+/* Task number i of a segment with `pairs` full units and perhaps a single one, `tiles` column tiles. */
+__device__ void find_task(uint32_t i, uint32_t pairs, uint32_t single, uint32_t tiles, uint32_t &unit, uint32_t &column,
+                          bool &is_single) {
+    uint32_t group = 2 * pairs + single, j = i / group, r = i % group;
+    uint32_t columns = 2 * j + 1 == tiles ? 1 : 2;
+    is_single = r >= columns * pairs;
+    unit = is_single ? pairs : r % pairs;
+    column = 2 * j + (is_single ? 0 : r / pairs);
+}
+
+__device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_segment &g) {
+    const bool shared = g.expert >> 31;
+    const uint32_t expert = g.expert & 0x7fffffffu, tail = g.rows % MOK_UNIT_ROWS;
+    const uint32_t single = tail != 0 && tail <= MOK_TILE_M;
+    const uint32_t units = div_up(g.rows, MOK_UNIT_ROWS), pairs = units - single;
+    auto put = [&](uint32_t index, mok_cuda_task_type type, uint32_t unit, uint32_t column, bool is_single) {
+        uint32_t rows = min(MOK_UNIT_ROWS, g.rows - unit * MOK_UNIT_ROWS);
+        uint32_t skip = unit * (MOK_UNIT_ROWS / 64);
+        mok_cuda_task t = {g.row64 + skip, g.ring64 + skip, column | expert << 16,
+                           (rows - 1) | (uint32_t)type << 8 | (uint32_t)is_single << 10 | (uint32_t)shared << 11 |
+                               g.macrobatch << 16};
+        a.tasks[index] = t;
+    };
+    if (a.ep > 1 && !shared)
+        for (uint32_t i = threadIdx.x; i < units; i += threads)
+            put(g.pull_first + i, MOK_TASK_PULL, i, 0, i >= pairs);
+    for (int down = 0; down < 2; down++) {
+        uint32_t tiles = down ? a.down_tiles : shared ? a.shared_gate_up_tiles : a.gate_up_tiles;
+        uint32_t count = pairs * tiles + single * div_up(tiles, 2), first = down ? g.down_first : g.gate_up_first;
+        for (uint32_t i = threadIdx.x; i < count; i += threads) {
+            uint32_t unit, column;
+            bool is_single;
+            find_task(i, pairs, single, tiles, unit, column, is_single);
+            put(first + i, down ? MOK_TASK_DOWN : MOK_TASK_GATE_UP, unit, column, is_single);
+        }
+    }
+    if (shared)
+        for (uint32_t t = threadIdx.x; t < g.rows; t += threads) {
+            uint64_t row = (uint64_t)g.row64 * 64 + t;
+            a.row_src[row] = reinterpret_cast<uint64_t>(a.shared_x) + (uint64_t)t * a.hidden * 2;
+            a.row_dst[row] = reinterpret_cast<uint64_t>(a.shared_y) + (uint64_t)t * a.hidden * 2;
+        }
+}
+
+/* Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. */
+__device__ void fill_rows(const mok_cuda_schedule_args &a, uint32_t *next) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
+        next[e] = a.counts[(uint64_t)blockIdx.x * a.local_experts + e];
+    slot_walk walk = {0};
+    uint64_t begin = (uint64_t)blockIdx.x * a.slots_per_block, end = min(begin + a.slots_per_block, a.slots);
+    for (uint64_t f0 = begin; f0 < end; f0 += threads) {
+        uint64_t f = f0 + threadIdx.x;
+        uint32_t rank = 0;
+        int32_t e = -1;
+        if (f < end) {
+            rank = walk.find(a, f);
+            e = local_expert(a, rank, f);
+        }
+        uint32_t peers = __match_any_sync(~0u, e), before = __popc(peers & ((1u << lane) - 1)), first = 0;
+        for (uint32_t w = 0; w < threads / 32; w++) { /* warps in turn, which is what makes the order canonical */
+            __syncthreads();
+            if (warp == w) {
+                first = e >= 0 ? next[e] : 0;
+                __syncwarp();
+                if (e >= 0 && before == 0)
+                    next[e] = first + __popc(peers);
+            }
+        }
+        if (e < 0)
+            continue;
+        uint64_t row = (uint64_t)a.expert_row64[e] * 64 + first + before, slot = f - a.slot_first[rank];
+        a.row_src[row] = (reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.hidden * 2) | (rank != a.rank);
+        a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
+    }
+}
+
+__global__ void __launch_bounds__(threads) fill_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
+    extern __shared__ uint8_t smem[];
+    if (blockIdx.x < a.blocks) {
+        fill_rows(a, reinterpret_cast<uint32_t *>(smem));
+        return;
+    }
+    for (uint32_t s = blockIdx.x - a.blocks; s < a.head->segments; s += task_blocks)
+        fill_segment(a, a.segments[s]);
+}
+
+} // namespace
+
+extern "C" int mok_cuda_launch_prepare(const int32_t *ids, const float *weight, uint64_t slots, uint32_t experts,
+                                       int32_t *sym_ids, float *sym_weight, mok_cuda_report *report, void *stream) {
+    if (slots == 0)
+        return 0;
+    uint64_t blocks = (slots + 255) / 256;
+    prepare_kernel<<<blocks < 1024 ? blocks : 1024, 256, 0, static_cast<cudaStream_t>(stream)>>>(
+        ids, weight, slots, (int32_t)experts, sym_ids, sym_weight, report);
+    return cudaGetLastError();
+}
+
+extern "C" int mok_cuda_launch_schedule(const mok_cuda_schedule_args *args, void *stream) {
+    cudaStream_t s = static_cast<cudaStream_t>(stream);
+    count_kernel<<<args->blocks, threads, sizeof(scan_shared), s>>>(*args);
+    fill_kernel<<<args->blocks + task_blocks, threads, args->local_experts * 4, s>>>(*args);
+    return cudaGetLastError();
+}
+
+extern "C" int mok_cuda_schedule_setup(void) {
+    return cudaFuncSetAttribute(count_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan_shared));
+}
