@@ -55,9 +55,12 @@ __device__ __forceinline__ void mbar_arrive(uint32_t bar, uint32_t count = 1) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
-/* `bar` is a cluster address. */
+/*
+ * `bar` is a cluster address. Relaxed: a release of cluster scope costs a full memory barrier a k-block. What the other
+ * side may overwrite after this was read by finished wgmma or by loads whose values are in registers.
+ */
 __device__ __forceinline__ void mbar_arrive_cluster(uint32_t bar) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
 __device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes) {
@@ -66,14 +69,14 @@ __device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes) {
 
 /* `bar` is a cluster address. */
 __device__ __forceinline__ void mbar_expect_cluster(uint32_t bar, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
 
 __device__ __forceinline__ bool mbar_try(uint32_t bar, uint32_t parity) {
     uint32_t done;
     asm volatile("{\n .reg .pred p;\n"
-                 " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                 " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
                  " selp.u32 %0, 1, 0, p;\n}"
                  : "=r"(done)
                  : "r"(bar), "r"(parity)

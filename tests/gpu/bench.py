@@ -1,6 +1,6 @@
 """One forward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
 usage: bench.py BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines."""
-import json, os, statistics as st, subprocess, sys
+import json, os, re, statistics as st, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from common import *
@@ -57,7 +57,8 @@ def kernels(f, n=5):
         for _ in range(n):
             f()
         torch.cuda.synchronize()
-    return {k.key.split("(")[0].split("::")[-1][:40]: round(k.device_time_total / k.count, 1) for k in prof.key_averages() if k.device_time_total}
+    short = lambda s: (re.search(r"\w*_kernel\w*|k_\w+", s) or re.match(".{0,30}", s)).group(0)
+    return {short(k.key): round(k.device_time_total / k.count, 1) for k in prof.key_averages() if k.device_time_total}
 
 
 da, db = (torch.randn(8192, 8192, device="cuda", dtype=BF) for _ in range(2))
