@@ -45,7 +45,13 @@ struct mok_cuda_segment {
     uint32_t rows;
     uint32_t expert; /* | shared << 31 */
     uint32_t macrobatch;
-    uint32_t pull_first, gate_up_first, down_first; /* indices of its first tasks */
+    uint32_t chunk;
+    uint32_t pull, gate_up, down; /* its first tasks, counted from its chunk's first */
+};
+
+/* First tasks of a chunk: of segments that are worked on together. */
+struct mok_cuda_chunk {
+    uint32_t pull, gate_up, down;
 };
 
 /* What the schedule says about itself, and the counters of a running operation. */
@@ -59,6 +65,7 @@ struct mok_cuda_head {
     uint32_t down_warps[MOK_CUDA_MAX_MACROBATCHES];
     uint32_t gate_up_done[MOK_CUDA_MAX_MACROBATCHES];  /* warps that have */
     uint32_t down_done[MOK_CUDA_MAX_MACROBATCHES];
+    struct mok_cuda_chunk chunk[MOK_CUDA_MAX_CHUNKS + 1]; /* the last: the shared expert */
 };
 
 /* A wait that did not end in time. */

@@ -11,9 +11,23 @@
 #include <stdio.h>
 #endif
 
+#include "launch.cuh"
 #include "layout.h"
 #include "ptx.cuh"
 #include "wgmma.cuh"
+
+#ifndef MOK_WEIGHT_POLICY
+#define MOK_WEIGHT_POLICY policy_unchanged
+#endif
+#ifndef MOK_X_POLICY
+#define MOK_X_POLICY policy_unchanged
+#endif
+#ifndef MOK_Y_POLICY
+#define MOK_Y_POLICY policy_evict_first
+#endif
+#ifndef MOK_H_POLICY
+#define MOK_H_POLICY policy_unchanged
+#endif
 
 namespace mok {
 namespace {
@@ -228,7 +242,7 @@ struct loader {
 };
 
 __device__ void load(const mok_cuda_main_args &p, const block_view &b, uint32_t lane) {
-    loader l = {p, b, {}, policy_evict_normal(), policy_evict_normal()};
+    loader l = {p, b, {}, MOK_WEIGHT_POLICY(), MOK_H_POLICY()};
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
@@ -258,7 +272,7 @@ constexpr uint32_t gather_step = gather_threads / 8; /* rows between a thread's 
 constexpr uint32_t gather_rows = MOK_TILE_M / gather_step;
 
 __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, const task &t, pipeline &pipe, uint32_t thread,
-                            uint32_t lane) {
+                            uint32_t lane, uint64_t policy) {
     const uint32_t chunk = thread % 8, row = thread / 8, rows = max(b.rows(t), 1u), first = b.row_first(t);
     const uint8_t *src[gather_rows];
 #pragma unroll
@@ -282,7 +296,7 @@ __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, co
         mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
 #pragma unroll
         for (uint32_t i = 0; i < gather_rows; i++)
-            cp_async_16(to + i * gather_step * 128, src[i] + skip, bytes);
+            cp_async_16(to + i * gather_step * 128, src[i] + skip, bytes, policy);
         cp_async_commit();
         if (k > 0) {
             cp_async_wait<1>();
@@ -294,6 +308,7 @@ __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, co
 }
 
 __device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_t thread, uint32_t lane) {
+    const uint64_t policy = MOK_X_POLICY();
     pipeline pipe;
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
@@ -303,7 +318,7 @@ __device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_
         if (t.type == MOK_TASK_GATE_UP) {
             if (p.x_ring != nullptr && !t.shared && b.rows(t) > 0)
                 wait_counter(p, p.pull_done + t.row64 + b.row_first(t) / 64, MOK_CONSUMER_WARPS, MOK_WAIT_ROWS_HERE, v);
-            gather_tile(p, b, t, pipe, thread, lane);
+            gather_tile(p, b, t, pipe, thread, lane, policy);
         } else if (t.type == MOK_TASK_DOWN) {
             /* parities tell neighbouring phases apart only, so stay in step with the stages */
             for (uint32_t k = 0; k < p.set[t.shared].k_blocks; k++, pipe.n++)
@@ -321,6 +336,7 @@ struct consumer {
     uint32_t empty_of_lane;     /* lane 0, 1: stage 0's empty barrier in that block */
     uint64_t y_policy, h_policy;
     pipeline pipe;
+    uint32_t macrobatches = 0;
     uint32_t *pending = nullptr; /* counter to raise once this warp's stores have landed */
 
     __device__ void release(uint32_t stage) const {
@@ -416,7 +432,7 @@ struct consumer {
             return;
         uint32_t bytes = min(s.inter - first, MOK_TILE_N / 2) * 2, r = my_row(t);
         uint64_t at = (static_cast<uint64_t>(t.ring64) * 64 + r) * s.inter + first;
-        if (!t.shared && t.macrobatch + 1 < __ldcg(&p.head->macrobatches)) {
+        if (!t.shared && t.macrobatch + 1 < macrobatches) {
             uint32_t want = __ldcg(&p.head->down_warps[t.macrobatch + 1]);
             wait_counter(p, &p.head->down_done[t.macrobatch + 1], want, MOK_WAIT_RING_H, v);
         }
@@ -453,7 +469,7 @@ struct consumer {
 
     /* Copies this warp's share of the unit's remote rows into the ring. */
     __device__ void pull(const task &t, uint4 v) {
-        if (t.macrobatch + 1 < __ldcg(&p.head->macrobatches)) {
+        if (t.macrobatch + 1 < macrobatches) {
             uint32_t want = __ldcg(&p.head->gate_up_warps[t.macrobatch + 1]);
             wait_counter(p, &p.head->gate_up_done[t.macrobatch + 1], want, MOK_WAIT_RING_X, v);
             __syncwarp();
@@ -486,6 +502,7 @@ struct consumer {
 
     __device__ void run() {
         float d[128];
+        macrobatches = __ldcg(&p.head->macrobatches);
         for (uint32_t n = 0;; n++) {
             uint4 v = next_task(b, n, lane);
             task t = decode(v);
@@ -506,7 +523,7 @@ struct consumer {
                 multiply(d, k_blocks);
             else
                 skip(k_blocks);
-            if (!t.shared && lane == 0)
+            if (macrobatches > 1 && !t.shared && lane == 0) /* someone waits for the ring's rows */
                 add_release(is_down ? &p.head->down_done[t.macrobatch] : &p.head->gate_up_done[t.macrobatch], 1);
             if (is_down) {
                 if (active)
@@ -543,6 +560,7 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
         mbar_init_fence();
     }
     cluster_sync();
+    wait_for_previous_kernel();
 
     if (warp >= MOK_CONSUMER_WARPS) {
         registers_lower<MOK_PRODUCER_REGISTERS>();
@@ -557,10 +575,11 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
         }
     } else {
         registers_raise<MOK_CONSUMER_REGISTERS>();
-        consumer c = {p,    b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), policy_evict_first(),
-                      policy_evict_normal(), {}, nullptr};
+        consumer c = {p,    b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), MOK_Y_POLICY(),
+                      MOK_H_POLICY(), {}};
         c.run();
     }
+    let_next_kernel_start();
     __syncwarp();
     cluster_sync(); /* the other block may still write to this one's barriers */
 }
@@ -569,9 +588,7 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 } // namespace mok
 
 extern "C" int mok_cuda_launch_main(const mok_cuda_main_args *args, uint32_t blocks, void *stream) {
-    mok::main_kernel<<<blocks / MOK_CLUSTER * MOK_CLUSTER, MOK_THREADS, mok::smem_bytes, static_cast<cudaStream_t>(stream)>>>(
-        *args);
-    return cudaGetLastError();
+    return mok::launch(mok::main_kernel, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, mok::smem_bytes, stream, *args);
 }
 
 static int mok_cuda_main_setup() {

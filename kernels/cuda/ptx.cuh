@@ -117,8 +117,10 @@ __device__ __forceinline__ void tma_load_3d_multicast(uint32_t dst, const CUtens
 }
 
 /* 16 bytes, or 16 zeros when `bytes` is 0. */
-__device__ __forceinline__ void cp_async_16(uint32_t dst, const void *src, uint32_t bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
+__device__ __forceinline__ void cp_async_16(uint32_t dst, const void *src, uint32_t bytes, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2, %3;" ::"r"(dst), "l"(src),
+                 "r"(bytes), "l"(policy)
+                 : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -179,6 +181,14 @@ __device__ __forceinline__ uint64_t timer_ns() {
     return t;
 }
 
+/* ---- kernels that follow each other ---- */
+
+/* Waits for the kernels before this one in the stream; every block of every kernel does, so that order is transitive. */
+__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+/* The next kernel may be launched once every block has said so or ended. */
+__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 /* ---- L2 policies ---- */
 
 __device__ __forceinline__ uint64_t policy_evict_first() {
@@ -193,7 +203,7 @@ __device__ __forceinline__ uint64_t policy_evict_last() {
     return p;
 }
 
-__device__ __forceinline__ uint64_t policy_evict_normal() {
+__device__ __forceinline__ uint64_t policy_unchanged() {
     uint64_t p;
     asm volatile("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(p));
     return p;

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "launch.cuh"
 #include "layout.h"
 #include "ptx.cuh"
 
@@ -26,6 +27,8 @@ __device__ __forceinline__ void add_scaled(float (&sum)[8], uint4 v, float w) {
 __global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__ mok_cuda_reduce_args a) {
     const uint32_t vectors = a.hidden / 8, column = blockIdx.y * threads + threadIdx.x;
     const uint64_t token = blockIdx.x;
+    mok::let_next_kernel_start();
+    mok::wait_for_previous_kernel();
     if (column >= vectors)
         return;
     const uint4 *slot = static_cast<const uint4 *>(a.slots) + token * a.topk * vectors + column;
@@ -63,6 +66,5 @@ extern "C" int mok_cuda_launch_reduce(const mok_cuda_reduce_args *args, void *st
     if (args->tokens == 0)
         return 0;
     dim3 grid(args->tokens, (args->hidden / 8 + threads - 1) / threads);
-    reduce_kernel<<<grid, threads, 0, static_cast<cudaStream_t>(stream)>>>(*args);
-    return cudaGetLastError();
+    return mok::launch(reduce_kernel, grid, threads, 0, stream, *args);
 }

@@ -9,7 +9,9 @@
  */
 #include <cuda_runtime.h>
 
+#include "launch.cuh"
 #include "layout.h"
+#include "ptx.cuh"
 
 namespace {
 
@@ -22,6 +24,8 @@ __device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b) { return (a +
 
 __global__ void prepare_kernel(const int32_t *ids, const float *weight, uint64_t slots, int32_t experts,
                                int32_t *sym_ids, float *sym_weight, mok_cuda_report *report) {
+    mok::let_next_kernel_start();
+    mok::wait_for_previous_kernel();
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < slots; i += (uint64_t)gridDim.x * blockDim.x) {
         int32_t id = ids[i];
         sym_ids[i] = id;
@@ -50,15 +54,20 @@ __device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a,
     return e >= 0 && e < (int32_t)a.local_experts ? e : -1;
 }
 
-struct chunk_info {
-    uint32_t first_segment, segments;
+/* Tasks of a run of rows: pulls, gate/up tiles, down tiles. */
+struct task_counts {
     uint32_t pulls, gate_ups, downs;
+};
+
+struct chunk_info {
+    task_counts tasks;
     uint32_t macrobatch;
 };
 
 struct scan_shared {
     uint32_t rows[MOK_MAX_EXPERTS];
     chunk_info chunk[MOK_CUDA_MAX_CHUNKS];
+    uint32_t gate_ups[MOK_CUDA_MAX_MACROBATCHES], downs[MOK_CUDA_MAX_MACROBATCHES];
     uint32_t chunks;
 };
 
@@ -69,56 +78,54 @@ __device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles) {
     return pairs * tiles + single * div_up(tiles, 2);
 }
 
-/* Cuts experts into segments and segments into chunks; one thread. */
+/*
+ * Cuts experts into segments and segments into chunks; one thread. An expert of at most two chunks' units stays whole.
+ * Segments are only written here: reading them back would cost a trip to memory each.
+ */
 __device__ void cut_segments(const mok_cuda_schedule_args &a, scan_shared &s) {
     const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), upc = a.units_per_chunk;
-    uint32_t row64 = 0, segments = 0, chunks = 0, units_in_chunk = 0;
+    uint32_t row64 = 0, macrobatch = 0, border64 = ring64, segments = 0, chunks = 0, units_in_chunk = 0;
     uint64_t total = 0;
     chunk_info c = {};
     for (uint32_t e = 0; e < a.local_experts; e++) {
-        uint32_t left = s.rows[e];
+        uint32_t left = s.rows[e], units = div_up(left, MOK_UNIT_ROWS), piece = units;
+        if (units > 2 * upc)
+            piece = div_up(units, (units + upc - 1) / upc);
         total += left;
         a.expert_row64[e] = row64;
-        uint32_t units = div_up(left, MOK_UNIT_ROWS);
-        uint32_t piece = units > 2 * upc ? div_up(units, (units + upc - 1) / upc) : units;
         while (left > 0) {
-            uint32_t macrobatch = row64 / ring64;
+            for (; row64 >= border64; border64 += ring64)
+                macrobatch++;
             uint32_t n = min(piece, div_up(left, MOK_UNIT_ROWS));
-            n = min(n, div_up((macrobatch + 1) * ring64 - row64, MOK_UNIT_ROWS / 64));
+            n = min(n, div_up(border64 - row64, MOK_UNIT_ROWS / 64));
             uint32_t rows = min(left, n * MOK_UNIT_ROWS);
-            if (c.segments != 0 &&
+            if (units_in_chunk != 0 &&
                 (c.macrobatch != macrobatch || units_in_chunk + n > 2 * upc || 4 * units_in_chunk >= 3 * upc)) {
                 s.chunk[chunks++] = c;
                 c = {};
                 units_in_chunk = 0;
             }
-            if (c.segments == 0) {
-                c.first_segment = segments;
-                c.macrobatch = macrobatch;
-            }
-            mok_cuda_segment g = {row64, row64 - macrobatch * ring64, rows, e, macrobatch, c.pulls, c.gate_ups, c.downs};
-            a.segments[segments++] = g;
-            c.segments++;
-            c.pulls += a.ep > 1 ? n : 0;
-            c.gate_ups += tasks_of(rows, a.gate_up_tiles);
-            c.downs += tasks_of(rows, a.down_tiles);
+            c.macrobatch = macrobatch;
+            a.segments[segments++] = {row64,           row64 + ring64 - border64, rows,           e, macrobatch, chunks,
+                                      c.tasks.pulls,   c.tasks.gate_ups,          c.tasks.downs};
+            c.tasks.pulls += a.ep > 1 ? n : 0;
+            c.tasks.gate_ups += tasks_of(rows, a.gate_up_tiles);
+            c.tasks.downs += tasks_of(rows, a.down_tiles);
             units_in_chunk += n;
             left -= rows;
             row64 += div_up(rows, 64);
         }
     }
-    if (c.segments != 0)
+    if (units_in_chunk != 0)
         s.chunk[chunks++] = c;
     s.chunks = chunks;
     a.head->rows = total;
     a.head->segments = segments;
-}
-
-/* A chunk's tasks of one kind begin at `first`: tells its segments, which know their place in the chunk. */
-template <class Field>
-__device__ void place(const mok_cuda_schedule_args &a, const chunk_info &c, uint32_t first, Field field) {
-    for (uint32_t i = 0; i < c.segments; i++)
-        field(a.segments[c.first_segment + i]) += first;
+    a.report->rows = total;
+    if (a.shared_tokens > 0) {
+        a.segments[segments] = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, MOK_CUDA_MAX_CHUNKS, 0, 0, 0};
+        a.head->segments = segments + 1;
+    }
 }
 
 /*
@@ -127,61 +134,57 @@ __device__ void place(const mok_cuda_schedule_args &a, const chunk_info &c, uint
  * The shared expert goes first and covers the first fetch. One thread.
  */
 __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s) {
-    uint32_t next = 0, macrobatches = s.chunks ? s.chunk[s.chunks - 1].macrobatch + 1 : 0;
-    mok_cuda_segment shared = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, 0, 0, 0};
+    mok_cuda_chunk *first = a.head->chunk, *shared = first + MOK_CUDA_MAX_CHUNKS;
     bool shared_left = a.shared_tokens > 0;
+    uint32_t next = 0;
     auto pulls = [&](uint32_t i) {
-        place(a, s.chunk[i], next, [](mok_cuda_segment &g) -> uint32_t & { return g.pull_first; });
-        next += s.chunk[i].pulls;
+        first[i].pull = next;
+        next += s.chunk[i].tasks.pulls;
     };
     auto gate_ups = [&](uint32_t i) {
-        place(a, s.chunk[i], next, [](mok_cuda_segment &g) -> uint32_t & { return g.gate_up_first; });
-        next += s.chunk[i].gate_ups;
-        a.head->gate_up_warps[s.chunk[i].macrobatch] += s.chunk[i].gate_ups * MOK_CONSUMER_WARPS * MOK_CLUSTER;
+        first[i].gate_up = next;
+        next += s.chunk[i].tasks.gate_ups;
+        s.gate_ups[s.chunk[i].macrobatch] += s.chunk[i].tasks.gate_ups;
     };
     auto downs = [&](uint32_t i) {
-        place(a, s.chunk[i], next, [](mok_cuda_segment &g) -> uint32_t & { return g.down_first; });
-        next += s.chunk[i].downs;
-        a.head->down_warps[s.chunk[i].macrobatch] += s.chunk[i].downs * MOK_CONSUMER_WARPS * MOK_CLUSTER;
+        first[i].down = next;
+        next += s.chunk[i].tasks.downs;
+        s.downs[s.chunk[i].macrobatch] += s.chunk[i].tasks.downs;
     };
     auto shared_gate_up = [&] {
-        shared.gate_up_first = next;
-        next += tasks_of(shared.rows, a.shared_gate_up_tiles);
+        shared->gate_up = next;
+        next += tasks_of(a.shared_tokens, a.shared_gate_up_tiles);
     };
     auto shared_down = [&] {
-        shared.down_first = next;
-        next += tasks_of(shared.rows, a.down_tiles);
+        shared->down = next;
+        next += tasks_of(a.shared_tokens, a.down_tiles);
+        shared_left = false;
     };
 
-    uint32_t end = s.chunks;
-    while (end > 0) {
-        uint32_t begin = end - 1;
+    for (uint32_t end = s.chunks, begin; end > 0; end = begin) {
+        begin = end - 1;
         while (begin > 0 && s.chunk[begin - 1].macrobatch == s.chunk[begin].macrobatch)
             begin--;
-        bool first = end == s.chunks && shared_left;
         pulls(begin);
-        if (first)
+        if (shared_left)
             shared_gate_up();
         for (uint32_t i = begin; i < end; i++) {
             if (i + 1 < end)
                 pulls(i + 1);
             gate_ups(i);
-            if (first && i == begin)
+            if (shared_left)
                 shared_down();
             if (i > begin)
                 downs(i - 1);
         }
         downs(end - 1);
-        end = begin;
     }
-    if (s.chunks == 0 && shared_left) {
+    if (shared_left) {
         shared_gate_up();
         shared_down();
     }
-    if (shared_left)
-        a.segments[a.head->segments++] = shared;
     a.head->tasks = next;
-    a.head->macrobatches = macrobatches;
+    a.head->macrobatches = s.chunks ? s.chunk[s.chunks - 1].macrobatch + 1 : 0;
 }
 
 /* Turns per-block counts of every expert into first positions, a warp an expert. */
@@ -205,19 +208,21 @@ __device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s) {
     }
 }
 
-__global__ void __launch_bounds__(threads) count_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
+__global__ void __launch_bounds__(threads, 1) count_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
     extern __shared__ uint8_t smem[];
     uint32_t *histogram = reinterpret_cast<uint32_t *>(smem);
     scan_shared &s = *reinterpret_cast<scan_shared *>(smem);
     __shared__ bool last;
 
+    mok::let_next_kernel_start();
+    mok::wait_for_previous_kernel();
     for (uint64_t i = blockIdx.x * threads + threadIdx.x; i < a.counters; i += (uint64_t)gridDim.x * threads) {
         a.hidden_done[i] = 0;
         a.pull_done[i] = 0;
     }
     if (blockIdx.x == 0) {
-        for (uint32_t i = threadIdx.x; i < 4 * MOK_CUDA_MAX_MACROBATCHES; i += threads)
-            a.head->gate_up_warps[i] = 0; /* the four arrays follow each other */
+        for (uint32_t i = threadIdx.x; i < 2 * MOK_CUDA_MAX_MACROBATCHES; i += threads)
+            a.head->gate_up_done[i] = 0; /* down_done follows it */
         if (threadIdx.x == 0)
             a.head->next_task = 0;
     }
@@ -245,12 +250,18 @@ __global__ void __launch_bounds__(threads) count_kernel(const __grid_constant__ 
         return;
     __threadfence();
     scan_counts(a, s);
+    for (uint32_t i = threadIdx.x; i < MOK_CUDA_MAX_MACROBATCHES; i += threads)
+        s.gate_ups[i] = s.downs[i] = 0;
     __syncthreads();
     if (threadIdx.x == 0) {
         a.head->ticket = 0;
         cut_segments(a, s);
         order_tasks(a, s);
-        a.report->rows = a.head->rows;
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < MOK_CUDA_MAX_MACROBATCHES; i += threads) {
+        a.head->gate_up_warps[i] = s.gate_ups[i] * MOK_CONSUMER_WARPS * MOK_CLUSTER;
+        a.head->down_warps[i] = s.downs[i] * MOK_CONSUMER_WARPS * MOK_CLUSTER;
     }
 }
 
@@ -271,6 +282,7 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
     const uint32_t expert = g.expert & 0x7fffffffu, tail = g.rows % MOK_UNIT_ROWS;
     const uint32_t single = tail != 0 && tail <= MOK_TILE_M;
     const uint32_t units = div_up(g.rows, MOK_UNIT_ROWS), pairs = units - single;
+    const mok_cuda_chunk at = a.head->chunk[g.chunk];
     auto put = [&](uint32_t index, mok_cuda_task_type type, uint32_t unit, uint32_t column, bool is_single) {
         uint32_t rows = min(MOK_UNIT_ROWS, g.rows - unit * MOK_UNIT_ROWS);
         uint32_t skip = unit * (MOK_UNIT_ROWS / 64);
@@ -281,10 +293,10 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
     };
     if (a.ep > 1 && !shared)
         for (uint32_t i = threadIdx.x; i < units; i += threads)
-            put(g.pull_first + i, MOK_TASK_PULL, i, 0, i >= pairs);
+            put(at.pull + g.pull + i, MOK_TASK_PULL, i, 0, i >= pairs);
     for (int down = 0; down < 2; down++) {
         uint32_t tiles = down ? a.down_tiles : shared ? a.shared_gate_up_tiles : a.gate_up_tiles;
-        uint32_t count = pairs * tiles + single * div_up(tiles, 2), first = down ? g.down_first : g.gate_up_first;
+        uint32_t count = pairs * tiles + single * div_up(tiles, 2), first = down ? at.down + g.down : at.gate_up + g.gate_up;
         for (uint32_t i = threadIdx.x; i < count; i += threads) {
             uint32_t unit, column;
             bool is_single;
@@ -335,6 +347,8 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, uint32_t *next) {
 
 __global__ void __launch_bounds__(threads) fill_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
     extern __shared__ uint8_t smem[];
+    mok::let_next_kernel_start();
+    mok::wait_for_previous_kernel();
     if (blockIdx.x < a.blocks) {
         fill_rows(a, reinterpret_cast<uint32_t *>(smem));
         return;
@@ -350,16 +364,14 @@ extern "C" int mok_cuda_launch_prepare(const int32_t *ids, const float *weight, 
     if (slots == 0)
         return 0;
     uint64_t blocks = (slots + 255) / 256;
-    prepare_kernel<<<blocks < 1024 ? blocks : 1024, 256, 0, static_cast<cudaStream_t>(stream)>>>(
-        ids, weight, slots, (int32_t)experts, sym_ids, sym_weight, report);
-    return cudaGetLastError();
+    return mok::launch(prepare_kernel, dim3(blocks < 1024 ? blocks : 1024), 256, 0, stream, ids, weight, slots,
+                       (int32_t)experts, sym_ids, sym_weight, report);
 }
 
 extern "C" int mok_cuda_launch_schedule(const mok_cuda_schedule_args *args, void *stream) {
-    cudaStream_t s = static_cast<cudaStream_t>(stream);
-    count_kernel<<<args->blocks, threads, sizeof(scan_shared), s>>>(*args);
-    fill_kernel<<<args->blocks + task_blocks, threads, args->local_experts * 4, s>>>(*args);
-    return cudaGetLastError();
+    int r = mok::launch(count_kernel, dim3(args->blocks), threads, sizeof(scan_shared), stream, *args);
+    return r ? r
+             : mok::launch(fill_kernel, dim3(args->blocks + task_blocks), threads, args->local_experts * 4, stream, *args);
 }
 
 extern "C" int mok_cuda_schedule_setup(void) {
