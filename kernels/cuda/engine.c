@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../args.h"
+#include "../hd.h"
 #include "driver.h"
 #include "engine.h"
 #include "layout.h"
@@ -21,22 +23,23 @@
 struct mok_engine {
     struct mok_engine_config config;
     struct mok_cuda_driver driver;
-    uint32_t sms;
+    uint32_t blocks; /* of the megakernel */
     cudaStream_t stream, side;
     cudaEvent_t began, ended;
     struct mok_cuda_report *report; /* host memory that the device writes */
     uint32_t *abort_word;           /* device memory */
     bool running, aborted;
-    enum mok_phase phase;
+    enum mok_phase phase;           /* started last */
     struct mok_engine_layer *layer;
-    struct mok_op_args args;
-    struct mok_op_result result;
+    struct mok_op_result refused;   /* its status is not 0: the phase was refused and ran nothing */
 };
 
 struct mok_engine_layer {
     struct mok_engine *engine;
     struct mok_plan plan;
+    uint64_t hash;
     struct mok_cuda_layout layout;
+    struct mok_cuda_kept kept;
     uint8_t *private_memory;
     uint8_t *symmetric[MOK_MAX_EP];
     struct mok_expert_params mapped; /* what the tensor maps were made for */
@@ -140,7 +143,8 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
     if (!e)
         return fail(message, -MOK_ENOMEM, "out of memory");
     e->config = *config;
-    e->sms = limits.units;
+    e->blocks = config->threads && config->threads < limits.units ? config->threads : limits.units;
+    e->blocks = e->blocks < MOK_CLUSTER ? MOK_CLUSTER : e->blocks / MOK_CLUSTER * MOK_CLUSTER;
     r = open_resources(e, message);
     if (r < 0) {
         cuda_close(e);
@@ -166,14 +170,6 @@ static void cuda_memory_unmap(struct mok_engine *engine, void *address, uint64_t
     mok_cuda_memory_unmap(&engine->driver, address, bytes);
 }
 
-int mok_cuda_private_bytes(const struct mok_plan *plan, uint64_t *ret, struct mok_message *message) {
-    struct mok_cuda_layout layout;
-    int r = mok_cuda_layout_make(&plan->spec, plan->ring_rows, plan->minibatch_rows, &layout, message);
-    if (r == 0)
-        *ret = layout.bytes;
-    return r;
-}
-
 static void fill_schedule(struct mok_engine_layer *l) {
     const struct mok_layer_spec *spec = &l->plan.spec;
     uint8_t *m = l->private_memory;
@@ -182,17 +178,19 @@ static void fill_schedule(struct mok_engine_layer *l) {
         .rank = spec->rank,
         .topk = spec->topk,
         .hidden = spec->hidden,
-        .local_experts = spec->experts / spec->ep,
-        .first_expert = spec->rank * (spec->experts / spec->ep),
+        .local_experts = l->plan.local_experts,
+        .first_expert = spec->rank * l->plan.local_experts,
         .gate_up_tiles = l->layout.gate_up_tiles,
         .down_tiles = l->layout.down_tiles,
         .shared_gate_up_tiles = l->layout.shared_gate_up_tiles,
         .units_per_chunk = l->layout.units_per_chunk,
         .shared_row64 = (uint32_t)(l->layout.padded_rows / MOK_SEGMENT_ALIGN),
-        .ring_rows = l->layout.ring_rows,
+        .ring_rows = l->plan.ring_rows,
         .counters = l->layout.counters,
         .head = (struct mok_cuda_head *)(m + l->layout.head),
         .segments = (struct mok_cuda_segment *)(m + l->layout.segments),
+        .chunks = (struct mok_cuda_chunk *)(m + l->layout.chunks),
+        .macrobatches = (struct mok_cuda_macrobatch *)(m + l->layout.macrobatches),
         .counts = (uint32_t *)(m + l->layout.counts),
         .expert_row64 = (uint32_t *)(m + l->layout.expert_row64),
         .tasks = (struct mok_cuda_task *)(m + l->layout.tasks),
@@ -214,12 +212,13 @@ static void fill_main(struct mok_engine_layer *l) {
     uint8_t *m = l->private_memory;
     l->main = (struct mok_cuda_main_args){
         .head = l->schedule.head,
+        .macrobatches = l->schedule.macrobatches,
         .tasks = l->schedule.tasks,
         .hidden_done = l->schedule.hidden_done,
         .pull_done = l->schedule.pull_done,
         .row_src = l->schedule.row_src,
         .row_dst = l->schedule.row_dst,
-        .x_ring = spec->ep > 1 ? m + l->layout.x : NULL,
+        .x_ring = { NULL, spec->ep > 1 ? m + l->layout.x : NULL },
         .abort_word = l->engine->abort_word,
         .report = l->engine->report,
         .wait_limit_ns = WAIT_LIMIT_NS,
@@ -246,30 +245,28 @@ static void cuda_layer_close(struct mok_engine_layer *layer) {
 static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *plan, void *const *symmetric,
                            void *private_memory, struct mok_engine_layer **ret, struct mok_message *message) {
     struct mok_engine_layer *l;
-    int r;
 
+    if (plan->device.kind != MOK_DEVICE_CUDA)
+        return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind, MOK_DEVICE_CUDA);
     if (plan->spec.precision != MOK_BF16)
-        return fail(message, -MOK_ENOTSUP, "precision %u: the CUDA engine runs BF16 (%u)", plan->spec.precision, MOK_BF16);
+        return fail(message, -MOK_ENOTSUP, "precision = %u: the CUDA engine runs BF16 (%u)", plan->spec.precision, MOK_BF16);
+    if ((uintptr_t)private_memory % 1024)
+        return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 1024 bytes");
     l = calloc(1, sizeof(*l));
     if (!l)
-        return fail(message, -MOK_ENOMEM, "out of memory");
+        return fail(message, -MOK_ENOMEM, "no memory for a layer");
     l->engine = engine;
     l->plan = *plan;
+    l->hash = mok_plan_hash(plan);
     l->private_memory = private_memory;
     for (uint32_t i = 0; i < plan->spec.ep; i++)
         l->symmetric[i] = symmetric[i];
-    r = mok_cuda_layout_make(&plan->spec, plan->ring_rows, plan->minibatch_rows, &l->layout, message);
-    if (r == 0 && l->layout.bytes > plan->private_bytes)
-        r = fail(message, -MOK_ESIZE, "private workspace of %llu bytes, this layer needs %llu",
-                 (unsigned long long)plan->private_bytes, (unsigned long long)l->layout.bytes);
-    if (r == 0)
-        r = check(cudaSetDevice((int)engine->config.index), "choosing the device", message);
-    if (r == 0)
-        r = check(cudaMemsetAsync(l->private_memory + l->layout.head, 0, sizeof(struct mok_cuda_head), engine->stream),
-                  "clearing the workspace", message);
-    if (r == 0)
-        r = check(cudaStreamSynchronize(engine->stream), "clearing the workspace", message);
-    if (r < 0) {
+    mok_cuda_layout_make(plan, &l->layout);
+    mok_cuda_kept_make(plan, &l->kept);
+    if (l->layout.max_macrobatches >= MOK_CUDA_MAX_MACROBATCHES) {
+        int r = fail(message, -MOK_ERANGE, "ring_rows = %llu: %llu macrobatches at worst, at most %u can be counted",
+                     (unsigned long long)plan->ring_rows, (unsigned long long)l->layout.max_macrobatches,
+                     MOK_CUDA_MAX_MACROBATCHES - 1);
         cuda_layer_close(l);
         return r;
     }
@@ -309,16 +306,45 @@ static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params 
     if (l->maps_made && memcmp(&l->mapped, p, sizeof(*p)) == 0)
         return 0;
     l->maps_made = false;
-    r = make_set_maps(&l->engine->driver, &l->main.set[0], p->gate, p->up, p->down, spec->hidden, spec->experts / spec->ep,
-                      l->layout.ring_rows + MOK_UNIT_ROWS);
+    r = make_set_maps(&l->engine->driver, &l->main.set[0], p->gate, p->up, p->down, spec->hidden, l->plan.local_experts,
+                      l->plan.ring_rows);
     if (r == 0 && spec->shared_intermediate)
         r = make_set_maps(&l->engine->driver, &l->main.set[1], p->shared_gate, p->shared_up, p->shared_down, spec->hidden, 1,
-                          (spec->max_tokens + MOK_SEGMENT_ALIGN - 1) / MOK_SEGMENT_ALIGN * MOK_SEGMENT_ALIGN + MOK_UNIT_ROWS);
+                          l->layout.shared_rows);
     if (r == 0) {
         l->mapped = *p;
         l->maps_made = true;
     }
     return r;
+}
+
+/* Where macrobatch 0, the last one, leaves its rows. */
+static void keep_ring(struct mok_engine_layer *l, const struct mok_op_args *args) {
+    uint8_t *ring = args->context_mode == MOK_CONTEXT_FULL ? (uint8_t *)args->context + l->plan.ctx_ring : NULL;
+    l->main.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + l->kept.x : l->main.x_ring[1];
+    l->main.context_a = ring ? ring + l->kept.a : NULL;
+    l->main.context_b = ring ? ring + l->kept.b : NULL;
+}
+
+/* Only now, when all ranks are well: a forward that fails before leaves its context alone. */
+static int save_context(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+    const uint8_t *own = l->symmetric[l->plan.spec.rank];
+    uint8_t *context = args->context;
+    struct mok_cuda_save_args a = {
+        .header = {.magic = MOK_CONTEXT_MAGIC,
+                   .layer_hash = l->hash,
+                   .mode = args->context_mode,
+                   .tokens = args->tokens,
+                   .ring_rows_kept = args->context_mode == MOK_CONTEXT_FULL ? l->plan.ring_rows : 0},
+        .ids = (const int32_t *)(own + l->plan.sym_ids),
+        .weight = (const float *)(own + l->plan.sym_topk_weight),
+        .slots = (uint64_t)args->tokens * l->plan.spec.topk,
+        .head = l->schedule.head,
+        .to = (struct mok_context_header *)context,
+        .to_ids = (int32_t *)(context + l->plan.ctx_ids),
+        .to_weight = (float *)(context + l->plan.ctx_topk_weight),
+    };
+    return mok_cuda_launch_save(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
 static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
@@ -341,16 +367,26 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     s->shared_x = args->peer[spec->rank].x;
     if (mok_cuda_launch_schedule(s, stream) != 0)
         return -MOK_EDEVICE;
+    keep_ring(l, args);
+    if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
+        return -MOK_EDEVICE;
     l->main.chaos_seed++;
-    return mok_cuda_launch_main(&l->main, l->engine->sms, stream) == 0 ? 0 : -MOK_EDEVICE;
+    return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
 static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
     uint8_t *own = l->symmetric[l->plan.spec.rank];
-    int r = mok_cuda_launch_prepare(args->ids, args->topk_weight, (uint64_t)args->tokens * l->plan.spec.topk,
-                                    l->plan.spec.experts, (int32_t *)(own + l->plan.sym_ids),
-                                    (float *)(own + l->plan.sym_topk_weight), l->engine->report, stream);
-    return r == 0 ? 0 : -MOK_EDEVICE;
+    struct mok_cuda_prepare_args a = {
+        .ids = args->ids,
+        .weight = args->topk_weight,
+        .slots = (uint64_t)args->tokens * l->plan.spec.topk,
+        .experts = l->plan.spec.experts,
+        .sym_ids = (int32_t *)(own + l->plan.sym_ids),
+        .sym_weight = (float *)(own + l->plan.sym_topk_weight),
+        .head = l->schedule.head,
+        .report = l->engine->report,
+    };
+    return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
 static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
@@ -369,17 +405,32 @@ static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *
     return mok_cuda_launch_reduce(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
+/* What can be said about the arguments without the device. */
+static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
+                        struct mok_op_result *ret) {
+    *ret = (struct mok_op_result){0};
+    if (args->kind == MOK_KIND_BACKWARD) {
+        mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
+        return;
+    }
+    if (phase == MOK_PHASE_PREPARE)
+        mok_args_check(&layer->plan, args, ret);
+    else if (phase == MOK_PHASE_MAIN)
+        mok_args_check_peers(&layer->plan, args, ret);
+}
+
 int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream) {
     struct mok_engine *e = layer->engine;
-    if (args->kind != MOK_KIND_FORWARD || args->context_mode != MOK_CONTEXT_NONE)
-        return -MOK_ENOTSUP;
+
     if (cudaSetDevice((int)e->config.index) != cudaSuccess)
         return -MOK_EDEVICE;
     e->layer = layer;
-    e->args = *args;
     e->phase = phase;
     e->report->bad_slot_flat = UINT64_MAX;
     e->report->tripped = 0;
+    check_phase(layer, args, phase, &e->refused);
+    if (e->refused.status < 0)
+        return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
         return enqueue_prepare(layer, args, stream);
@@ -391,22 +442,38 @@ int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *a
     return -MOK_EARG;
 }
 
+/* The first bad id; the copy in the symmetric workspace is what was checked. */
+static int report_bad_slot(struct mok_engine_layer *layer, uint64_t slot, struct mok_op_result *ret) {
+    const uint8_t *ids = layer->symmetric[layer->plan.spec.rank] + layer->plan.sym_ids;
+    int32_t value = 0;
+
+    if (cudaMemcpy(&value, ids + 4 * slot, sizeof(value), cudaMemcpyDeviceToHost) != cudaSuccess)
+        return -MOK_EDEVICE;
+    *ret = (struct mok_op_result){.status = -MOK_EEXPERT,
+                                  .argument = MOK_ARG_IDS,
+                                  .bad_token = slot / layer->plan.spec.topk,
+                                  .bad_slot = slot % layer->plan.spec.topk,
+                                  .bad_value = value};
+    return 0;
+}
+
 int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret) {
     struct mok_engine *e = layer->engine;
     const volatile struct mok_cuda_report *report = e->report;
-    struct mok_op_result r = {.rows = e->phase == MOK_PHASE_MAIN ? report->rows : 0};
+    struct mok_op_result r = e->refused;
 
-    if (e->phase == MOK_PHASE_PREPARE && report->bad_slot_flat != UINT64_MAX) {
-        int32_t value = 0;
-        r.status = -MOK_EEXPERT;
-        r.bad_token = report->bad_slot_flat / layer->plan.spec.topk;
-        r.bad_slot = report->bad_slot_flat % layer->plan.spec.topk;
-        if (cudaMemcpy(&value, layer->symmetric[layer->plan.spec.rank] + layer->plan.sym_ids + 4 * report->bad_slot_flat,
-                       sizeof(value), cudaMemcpyDeviceToHost) != cudaSuccess)
-            return -MOK_EDEVICE;
-        r.bad_value = value;
-    } else if (e->phase == MOK_PHASE_MAIN && report->tripped) {
-        r.status = -MOK_EINTERNAL;
+    if (r.status == 0 && e->phase == MOK_PHASE_PREPARE && report->bad_slot_flat != UINT64_MAX) {
+        int code = report_bad_slot(layer, report->bad_slot_flat, &r);
+        if (code < 0)
+            return code;
+    }
+    if (r.status == 0 && e->phase == MOK_PHASE_MAIN) {
+        r.rows = report->rows;
+        r.schedule_ns = report->schedule_to_ns - report->schedule_from_ns;
+        if (report->tripped) {
+            r.status = -MOK_EINTERNAL;
+            cudaMemset(e->abort_word, 0, sizeof(*e->abort_word));
+        }
     }
     *ret = r;
     return 0;
@@ -421,6 +488,11 @@ void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message 
              (unsigned long long)t->task.ring64 * MOK_SEGMENT_ALIGN, t->task.what, t->task.how);
 }
 
+static void CUDART_CB ring(void *data) {
+    const struct mok_engine *e = data;
+    e->config.notify(e->config.cookie);
+}
+
 static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase) {
     struct mok_engine *e = layer->engine;
     int r;
@@ -432,21 +504,20 @@ static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *
     r = mok_cuda_enqueue(layer, args, phase, e->stream);
     if (r < 0)
         return r;
-    if (cudaEventRecord(e->ended, e->stream) != cudaSuccess)
+    if (cudaEventRecord(e->ended, e->stream) != cudaSuccess ||
+        (e->config.notify && cudaLaunchHostFunc(e->stream, ring, e) != cudaSuccess))
         return -MOK_EDEVICE;
     e->running = true;
     e->aborted = false;
     return 0;
 }
 
-/* Clears what an abort or a trip left, so that the next operation starts clean. */
-static void settle(struct mok_engine *e, struct mok_op_result *result) {
-    if (e->aborted && result->status == 0)
+/* An abort that came too late changes nothing but must not hit the next operation. */
+static void settle_abort(struct mok_engine *e, struct mok_op_result *result) {
+    cudaStreamSynchronize(e->side);
+    cudaMemset(e->abort_word, 0, sizeof(*e->abort_word));
+    if (result->status == 0)
         result->status = -MOK_ECANCELED;
-    if (e->aborted || e->report->tripped) {
-        cudaStreamSynchronize(e->side);
-        cudaMemsetAsync(e->abort_word, 0, sizeof(*e->abort_word), e->stream);
-    }
 }
 
 static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret) {
@@ -465,9 +536,10 @@ static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret) {
     if (e != cudaSuccess || mok_cuda_outcome(engine->layer, &result) < 0) {
         result.status = -MOK_EDEVICE;
     } else {
-        settle(engine, &result);
         if (cudaEventElapsedTime(&ms, engine->began, engine->ended) == cudaSuccess)
             result.device_ns = (uint64_t)((double)ms * 1e6);
+        if (engine->aborted)
+            settle_abort(engine, &result);
     }
     *ret = result;
     return 1;

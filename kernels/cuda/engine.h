@@ -12,6 +12,10 @@
 extern "C" {
 #endif
 
+/*
+ * mok_engine_config for CUDA: `index` is the device's ordinal, `threads` the thread blocks of a megakernel at most, so
+ * that other kernels find SMs free (0: one an SM; rounded down to an even number, at least 2).
+ */
 extern const struct mok_engine_ops mok_cuda_engine;
 
 /* Queues a phase on `stream` (a cudaStream_t) and returns. `args` may be reused at once. Capturable in a graph. */
@@ -22,9 +26,6 @@ int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret);
 
 /* After a phase that ended with -MOK_EINTERNAL: which block waited for what, as a sentence. */
 void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message *ret);
-
-/* Private workspace of a rank with this plan, in bytes. */
-int mok_cuda_private_bytes(const struct mok_plan *plan, uint64_t *ret, struct mok_message *message);
 
 #ifdef __cplusplus
 }

@@ -16,15 +16,14 @@
 extern "C" {
 #endif
 
-#define MOK_CUDA_MAX_MACROBATCHES 256u
-#define MOK_CUDA_MAX_CHUNKS 1024u
-#define MOK_CUDA_MAX_BLOCKS 1024u /* blocks that count routing slots */
+#define MOK_CUDA_MAX_BLOCKS 1024u          /* blocks that count routing slots */
+#define MOK_CUDA_MAX_MACROBATCHES (1u << 20) /* a task has 20 bits for its number */
 
 /*
  * A task of the megakernel, 16 bytes; taken in list order by one cluster.
  *   row64   first padded row of the unit / 64          ring64  its place in the ring / 64
  *   what    column tile | expert << 16
- *   how     rows - 1 (8 bits) | type << 8 | single << 10 | shared << 11 | macrobatch << 16
+ *   how     rows - 1 (8 bits) | type << 8 | single << 10 | shared << 11 | macrobatch << 12
  * A unit is up to 256 rows of one expert, 128 a block. `single`: at most 128 rows, so the two blocks take
  * neighbouring column tiles of the same rows instead.
  */
@@ -49,23 +48,28 @@ struct mok_cuda_segment {
     uint32_t pull, gate_up, down; /* its first tasks, counted from its chunk's first */
 };
 
-/* First tasks of a chunk: of segments that are worked on together. */
+/* Tasks of a chunk: of segments that are worked on together. `first` once the order is known. */
 struct mok_cuda_chunk {
-    uint32_t pull, gate_up, down;
+    uint32_t pulls, gate_ups, downs;
+    uint32_t macrobatch;
+    uint32_t first_pull, first_gate_up, first_down;
+    uint32_t pad;
 };
 
-/* What the schedule says about itself, and the counters of a running operation. */
+/* Warps that end tasks of a macrobatch: how many will, and how many have. */
+struct mok_cuda_macrobatch {
+    uint32_t gate_up_warps, down_warps;
+    uint32_t gate_up_done, down_done;
+};
+
+/* What the schedule says about itself. */
 struct mok_cuda_head {
     uint32_t tasks, segments, macrobatches;
-    uint32_t ticket;    /* blocks that have counted */
+    uint32_t ticket;    /* blocks that have counted; cleared by PREPARE */
     uint64_t rows;
+    uint64_t padded_rows;
     uint32_t next_task; /* first one not taken yet */
     uint32_t pad[23];
-    uint32_t gate_up_warps[MOK_CUDA_MAX_MACROBATCHES]; /* warps that will end a gate/up task of the macrobatch */
-    uint32_t down_warps[MOK_CUDA_MAX_MACROBATCHES];
-    uint32_t gate_up_done[MOK_CUDA_MAX_MACROBATCHES];  /* warps that have */
-    uint32_t down_done[MOK_CUDA_MAX_MACROBATCHES];
-    struct mok_cuda_chunk chunk[MOK_CUDA_MAX_CHUNKS + 1]; /* the last: the shared expert */
 };
 
 /* A wait that did not end in time. */
@@ -88,28 +92,35 @@ struct mok_cuda_report {
     int32_t bad_value;
     uint32_t tripped;
     uint64_t rows;
+    uint64_t schedule_from_ns, schedule_to_ns; /* of the device's clock */
     struct mok_cuda_trip trip;
 };
 
 /* Offsets in bytes from the start of the private workspace. */
 struct mok_cuda_layout {
-    uint64_t head, segments, counts, expert_row64, tasks;
-    uint64_t hidden_done, pull_done; /* u32 a 64-row block of padded rows */
+    uint64_t head, segments, chunks, macrobatches, counts, expert_row64, tasks;
+    uint64_t hidden_done, pull_done; /* u32 a 64-row block of padded rows, the shared expert's last */
     uint64_t row_src, row_dst;       /* u64 a padded row */
-    uint64_t h, x;                   /* BF16 [ring + unit][I], [ring + unit][H] (ep > 1) */
+    uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1) */
     uint64_t shared_h, shared_y;
     uint64_t bytes;
-    uint64_t padded_rows;   /* routed rows, padded, at worst */
-    uint64_t counters;      /* 64-row blocks, the shared expert's after the routed ones */
-    uint64_t ring_rows;
-    uint64_t max_tasks, max_segments;
+
+    uint64_t padded_rows;    /* routed rows, padded, at worst */
+    uint64_t shared_rows;    /* padded */
+    uint64_t counters;       /* 64-row blocks */
+    uint64_t max_macrobatches, max_tasks, max_segments, max_chunks;
     uint32_t units_per_chunk;
     uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
 };
 
-/* The private workspace of `spec` with a ring of at least `ring_rows` rows. 0, or -MOK_ERANGE and a sentence. */
-int mok_cuda_layout_make(const struct mok_layer_spec *spec, uint64_t ring_rows, uint32_t minibatch_rows,
-                         struct mok_cuda_layout *ret, struct mok_message *message);
+void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret);
+
+/* The ring as a full context keeps it, in bytes from ctx_ring: BF16 x [ring_rows][H] of remote rows (ep > 1), a, b [ring_rows][I]. */
+struct mok_cuda_kept {
+    uint64_t x, a, b;
+    uint64_t bytes;
+};
+void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret);
 
 /* Arguments of the schedule's kernels. */
 struct mok_cuda_schedule_args {
@@ -123,9 +134,11 @@ struct mok_cuda_schedule_args {
     uint32_t shared_row64;
     uint64_t ring_rows;
     uint64_t slots;           /* over all ranks */
-    uint64_t counters;
+    uint64_t counters, max_macrobatches;
     struct mok_cuda_head *head;
     struct mok_cuda_segment *segments;
+    struct mok_cuda_chunk *chunks;
+    struct mok_cuda_macrobatch *macrobatches;
     uint32_t *counts, *expert_row64;
     struct mok_cuda_task *tasks;
     uint32_t *hidden_done, *pull_done;
@@ -149,11 +162,12 @@ struct mok_cuda_set {
 struct mok_cuda_main_args {
     struct mok_cuda_set set[2];
     struct mok_cuda_head *head;
+    struct mok_cuda_macrobatch *macrobatches;
     const struct mok_cuda_task *tasks;
     uint32_t *hidden_done, *pull_done;
     const uint64_t *row_src, *row_dst;
-    void *x_ring;
-    void *context_a, *context_b; /* BF16 [ring][I]: keep macrobatch 0; or NULL */
+    void *x_ring[2];             /* of macrobatch 0 (in the context when that is kept), of the others; NULL with ep = 1 */
+    void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
     uint32_t *abort_word; /* not 0: end soon */
     struct mok_cuda_report *report;
     uint64_t wait_limit_ns;
@@ -170,9 +184,32 @@ struct mok_cuda_reduce_args {
     uint32_t tokens, topk, hidden, accumulate;
 };
 
+struct mok_cuda_prepare_args {
+    const int32_t *ids;
+    const float *weight;
+    uint64_t slots;
+    uint32_t experts;
+    int32_t *sym_ids;
+    float *sym_weight;
+    struct mok_cuda_head *head;
+    struct mok_cuda_report *report;
+};
+
+/* What a context keeps beside the ring. */
+struct mok_cuda_save_args {
+    struct mok_context_header header; /* ring_rows_kept: at most; the rest follows from the schedule */
+    const int32_t *ids;
+    const float *weight;
+    uint64_t slots;
+    const struct mok_cuda_head *head;
+    struct mok_context_header *to;
+    int32_t *to_ids;
+    float *to_weight;
+};
+
 /* Launchers; all return a cudaError_t as int. `stream` is a cudaStream_t. */
-int mok_cuda_launch_prepare(const int32_t *ids, const float *weight, uint64_t slots, uint32_t experts, int32_t *sym_ids,
-                            float *sym_weight, struct mok_cuda_report *report, void *stream);
+int mok_cuda_launch_prepare(const struct mok_cuda_prepare_args *args, void *stream);
+int mok_cuda_launch_save(const struct mok_cuda_save_args *args, void *stream);
 int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *stream);
 int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);

@@ -62,7 +62,7 @@ __device__ __forceinline__ task decode(uint4 v) {
     t.type = v.w >> 8 & 3u;
     t.single = v.w >> 10 & 1u;
     t.shared = v.w >> 11 & 1u;
-    t.macrobatch = v.w >> 16;
+    t.macrobatch = v.w >> 12;
     return t;
 }
 
@@ -280,7 +280,7 @@ __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, co
         uint32_t r = min(row + i * gather_step, rows - 1) + (b.rows(t) ? first : 0);
         uint64_t at = __ldg(p.row_src + static_cast<uint64_t>(t.row64) * 64 + r);
         if (at & 1u)
-            at = reinterpret_cast<uint64_t>(p.x_ring) + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.hidden * 2;
+            at = reinterpret_cast<uint64_t>(p.x_ring[t.macrobatch > 0]) + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.hidden * 2;
         src[i] = reinterpret_cast<const uint8_t *>(at) + chunk * 16;
     }
     const uint32_t dst = b.smem + a_offset + row * 128 + ((chunk ^ (row % 8)) * 16);
@@ -316,7 +316,7 @@ __device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_
         if (t.type == MOK_TASK_END)
             return;
         if (t.type == MOK_TASK_GATE_UP) {
-            if (p.x_ring != nullptr && !t.shared && b.rows(t) > 0)
+            if (p.x_ring[1] != nullptr && !t.shared && b.rows(t) > 0)
                 wait_counter(p, p.pull_done + t.row64 + b.row_first(t) / 64, MOK_CONSUMER_WARPS, MOK_WAIT_ROWS_HERE, v);
             gather_tile(p, b, t, pipe, thread, lane, policy);
         } else if (t.type == MOK_TASK_DOWN) {
@@ -415,6 +415,7 @@ struct consumer {
         return lane < 16 && r < b.rows(t) ? b.row_first(t) + r : ~0u;
     }
 
+    /* From gate and up as a context keeps them, that is rounded to BF16. */
     __device__ static float swiglu(float a, float u, float limit) {
         if (limit > 0.0f) {
             a = a > limit ? limit : a; /* a NaN stays one */
@@ -425,6 +426,12 @@ struct consumer {
         return __fmul_rn(__fdividef(a, __fadd_rn(1.0f, e)), u);
     }
 
+    /* Two neighbouring values of h from their gates and ups. */
+    __device__ static uint32_t swiglu_pair(uint32_t a, uint32_t u, float limit) {
+        return pack_bf16(swiglu(__uint_as_float(a << 16), __uint_as_float(u << 16), limit),
+                         swiglu(__uint_as_float(a & 0xffff0000u), __uint_as_float(u & 0xffff0000u), limit));
+    }
+
     __device__ void gate_up(const float (&d)[128], const task &t, uint4 v) {
         const mok_cuda_set &s = p.set[t.shared];
         uint32_t column = t.single ? t.column + b.rank : t.column, first = column * (MOK_TILE_N / 2);
@@ -433,21 +440,18 @@ struct consumer {
         uint32_t bytes = min(s.inter - first, MOK_TILE_N / 2) * 2, r = my_row(t);
         uint64_t at = (static_cast<uint64_t>(t.ring64) * 64 + r) * s.inter + first;
         if (!t.shared && t.macrobatch + 1 < macrobatches) {
-            uint32_t want = __ldcg(&p.head->down_warps[t.macrobatch + 1]);
-            wait_counter(p, &p.head->down_done[t.macrobatch + 1], want, MOK_WAIT_RING_H, v);
+            const mok_cuda_macrobatch *before = p.macrobatches + t.macrobatch + 1;
+            wait_counter(p, &before->down_done, __ldcg(&before->down_warps), MOK_WAIT_RING_H, v);
         }
         auto place = [&](void *base) { return r != ~0u ? static_cast<__nv_bfloat16 *>(base) + at : nullptr; };
+        if (p.context_a != nullptr && !t.shared && t.macrobatch == 0) {
+            store(place(p.context_a), bytes, y_policy, [&](uint32_t j, uint32_t half) { return pack_bf16_anew(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]); });
+            store(place(p.context_b), bytes, y_policy, [&](uint32_t j, uint32_t half) { return pack_bf16_anew(d[4 * j + 2 * half + 64], d[4 * j + 2 * half + 65]); });
+        }
         store(place(s.h), bytes, h_policy, [&](uint32_t j, uint32_t half) {
             const uint32_t i = 4 * j + 2 * half;
-            return pack_bf16(swiglu(d[i], d[i + 64], p.clamp), swiglu(d[i + 1], d[i + 65], p.clamp));
+            return swiglu_pair(pack_bf16(d[i], d[i + 1]), pack_bf16(d[i + 64], d[i + 65]), p.clamp);
         });
-        if (p.context_a != nullptr && !t.shared && t.macrobatch == 0) {
-            store(place(p.context_a), bytes, y_policy,
-                  [&](uint32_t j, uint32_t half) { return pack_bf16(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]); });
-            store(place(p.context_b), bytes, y_policy, [&](uint32_t j, uint32_t half) {
-                return pack_bf16(d[4 * j + 2 * half + 64], d[4 * j + 2 * half + 65]);
-            });
-        }
     }
 
     __device__ void down(const float (&d)[128], const task &t, void *to) {
@@ -470,8 +474,8 @@ struct consumer {
     /* Copies this warp's share of the unit's remote rows into the ring. */
     __device__ void pull(const task &t, uint4 v) {
         if (t.macrobatch + 1 < macrobatches) {
-            uint32_t want = __ldcg(&p.head->gate_up_warps[t.macrobatch + 1]);
-            wait_counter(p, &p.head->gate_up_done[t.macrobatch + 1], want, MOK_WAIT_RING_X, v);
+            const mok_cuda_macrobatch *before = p.macrobatches + t.macrobatch + 1;
+            wait_counter(p, &before->gate_up_done, __ldcg(&before->gate_up_warps), MOK_WAIT_RING_X, v);
             __syncwarp();
         }
         const uint32_t vectors = p.hidden / 8;
@@ -481,7 +485,7 @@ struct consumer {
             if (!(at & 1u))
                 continue;
             const uint4 *src = reinterpret_cast<const uint4 *>(at & ~1ull);
-            uint4 *dst = static_cast<uint4 *>(p.x_ring) + (static_cast<uint64_t>(t.ring64) * 64 + first + r) * vectors;
+            uint4 *dst = static_cast<uint4 *>(p.x_ring[t.macrobatch > 0]) + (static_cast<uint64_t>(t.ring64) * 64 + first + r) * vectors;
             for (uint32_t i = lane; i < vectors; i += 32 * 8) {
                 uint4 w[8];
 #pragma unroll
@@ -501,7 +505,6 @@ struct consumer {
     }
 
     __device__ void run() {
-        float d[128];
         macrobatches = __ldcg(&p.head->macrobatches);
         for (uint32_t n = 0;; n++) {
             uint4 v = next_task(b, n, lane);
@@ -514,6 +517,7 @@ struct consumer {
                 pull(t, v);
                 continue;
             }
+            float d[128]; /* of this task alone: a task's first product does not read it */
             bool is_down = t.type == MOK_TASK_DOWN, active = b.rows(t) > group * 64;
             void *to = nullptr;
             if (is_down && my_row(t) != ~0u)
@@ -524,7 +528,7 @@ struct consumer {
             else
                 skip(k_blocks);
             if (macrobatches > 1 && !t.shared && lane == 0) /* someone waits for the ring's rows */
-                add_release(is_down ? &p.head->down_done[t.macrobatch] : &p.head->gate_up_done[t.macrobatch], 1);
+                add_release(is_down ? &p.macrobatches[t.macrobatch].down_done : &p.macrobatches[t.macrobatch].gate_up_done, 1);
             if (is_down) {
                 if (active)
                     down(d, t, to);
@@ -561,6 +565,8 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
     }
     cluster_sync();
     wait_for_previous_kernel();
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        p.report->schedule_to_ns = timer_ns();
 
     if (warp >= MOK_CONSUMER_WARPS) {
         registers_lower<MOK_PRODUCER_REGISTERS>();

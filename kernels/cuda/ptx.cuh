@@ -235,5 +235,12 @@ __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
     return r;
 }
 
+/* The same, computed anew: a compiler that keeps packed values for later runs out of registers. */
+__device__ __forceinline__ uint32_t pack_bf16_anew(float lo, float hi) {
+    uint32_t r;
+    asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
 } // namespace mok
 #endif

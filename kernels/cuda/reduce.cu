@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The last phase of forward: out = shared + sum over k ascending of weight_k * y_k, in FP32, rounded once.
+ * The last phase of forward: out = (out +) shared + sum over k ascending of weight_k * y_k, in FP32, products and sums
+ * each rounded, the total rounded to BF16 once.
  * Reads only slots of routed ids: the others were never written. One thread, eight columns of one token.
  */
 #include <cuda_bf16.h>
@@ -19,8 +20,8 @@ __device__ __forceinline__ void add_scaled(float (&sum)[8], uint4 v, float w) {
     const uint32_t part[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        sum[2 * i] = __fmaf_rn(w, __uint_as_float(part[i] << 16), sum[2 * i]);
-        sum[2 * i + 1] = __fmaf_rn(w, __uint_as_float(part[i] & 0xffff0000u), sum[2 * i + 1]);
+        sum[2 * i] = __fadd_rn(sum[2 * i], __fmul_rn(w, __uint_as_float(part[i] << 16)));
+        sum[2 * i + 1] = __fadd_rn(sum[2 * i + 1], __fmul_rn(w, __uint_as_float(part[i] & 0xffff0000u)));
     }
 }
 
@@ -34,7 +35,10 @@ __global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__
     const uint4 *slot = static_cast<const uint4 *>(a.slots) + token * a.topk * vectors + column;
     const int32_t *ids = a.ids + token * a.topk;
     const float *weight = a.weight + token * a.topk;
+    uint4 *out = static_cast<uint4 *>(a.out) + token * vectors + column;
     float sum[8] = {};
+    if (a.accumulate)
+        add_scaled(sum, *out, 1.0f);
     if (a.shared != nullptr)
         add_scaled(sum, __ldcs(static_cast<const uint4 *>(a.shared) + token * vectors + column), 1.0f);
     for (uint32_t k0 = 0; k0 < a.topk; k0 += batch) {
@@ -53,9 +57,6 @@ __global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__
             if (routed[i])
                 add_scaled(sum, v[i], w[i]);
     }
-    uint4 *out = static_cast<uint4 *>(a.out) + token * vectors + column;
-    if (a.accumulate)
-        add_scaled(sum, *out, 1.0f);
     *out = make_uint4(mok::pack_bf16(sum[0], sum[1]), mok::pack_bf16(sum[2], sum[3]), mok::pack_bf16(sum[4], sum[5]),
                       mok::pack_bf16(sum[6], sum[7]));
 }

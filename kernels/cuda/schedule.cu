@@ -22,16 +22,33 @@ __device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b) { return (a +
 
 /* ---- PREPARE ---- */
 
-__global__ void prepare_kernel(const int32_t *ids, const float *weight, uint64_t slots, int32_t experts,
-                               int32_t *sym_ids, float *sym_weight, mok_cuda_report *report) {
+__global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a) {
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < slots; i += (uint64_t)gridDim.x * blockDim.x) {
-        int32_t id = ids[i];
-        sym_ids[i] = id;
-        sym_weight[i] = weight[i];
-        if (id < -1 || id >= experts)
-            atomicMin_system(reinterpret_cast<unsigned long long *>(&report->bad_slot_flat), (unsigned long long)i);
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        a.head->ticket = 0;
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots; i += (uint64_t)gridDim.x * blockDim.x) {
+        int32_t id = a.ids[i];
+        a.sym_ids[i] = id;
+        a.sym_weight[i] = a.weight[i];
+        if (id < -1 || id >= (int32_t)a.experts)
+            atomicMin_system(reinterpret_cast<unsigned long long *>(&a.report->bad_slot_flat), (unsigned long long)i);
+    }
+}
+
+/* ---- the context, but for the ring ---- */
+
+__global__ void save_kernel(const __grid_constant__ mok_cuda_save_args a) {
+    mok::let_next_kernel_start();
+    mok::wait_for_previous_kernel();
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots; i += (uint64_t)gridDim.x * blockDim.x) {
+        a.to_ids[i] = a.ids[i];
+        a.to_weight[i] = a.weight[i];
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        mok_context_header header = a.header;
+        header.ring_rows_kept = min((unsigned long long)header.ring_rows_kept, (unsigned long long)a.head->padded_rows);
+        *a.to = header;
     }
 }
 
@@ -54,22 +71,16 @@ __device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a,
     return e >= 0 && e < (int32_t)a.local_experts ? e : -1;
 }
 
-/* Tasks of a run of rows: pulls, gate/up tiles, down tiles. */
-struct task_counts {
-    uint32_t pulls, gate_ups, downs;
-};
-
-struct chunk_info {
-    task_counts tasks;
-    uint32_t macrobatch;
-};
+constexpr uint32_t near_chunks = 512; /* kept on the chip while the order is made; the others cost trips to memory */
 
 struct scan_shared {
     uint32_t rows[MOK_MAX_EXPERTS];
-    chunk_info chunk[MOK_CUDA_MAX_CHUNKS];
-    uint32_t gate_ups[MOK_CUDA_MAX_MACROBATCHES], downs[MOK_CUDA_MAX_MACROBATCHES];
-    uint32_t chunks;
+    mok_cuda_chunk near[near_chunks];
 };
+
+__device__ __forceinline__ mok_cuda_chunk &chunk_at(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t i) {
+    return i < near_chunks ? s.near[i] : a.chunks[i];
+}
 
 __device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles) {
     uint32_t tail = rows % MOK_UNIT_ROWS;
@@ -79,14 +90,15 @@ __device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles) {
 }
 
 /*
- * Cuts experts into segments and segments into chunks; one thread. An expert of at most two chunks' units stays whole.
+ * Cuts experts into segments and segments into chunks; returns the number of chunks. One thread. An expert of at most
+ * two chunks' units stays whole unless the ring ends in it.
  * Segments are only written here: reading them back would cost a trip to memory each.
  */
-__device__ void cut_segments(const mok_cuda_schedule_args &a, scan_shared &s) {
+__device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s) {
     const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), upc = a.units_per_chunk;
     uint32_t row64 = 0, macrobatch = 0, border64 = ring64, segments = 0, chunks = 0, units_in_chunk = 0;
     uint64_t total = 0;
-    chunk_info c = {};
+    mok_cuda_chunk c = {};
     for (uint32_t e = 0; e < a.local_experts; e++) {
         uint32_t left = s.rows[e], units = div_up(left, MOK_UNIT_ROWS), piece = units;
         if (units > 2 * upc)
@@ -96,36 +108,34 @@ __device__ void cut_segments(const mok_cuda_schedule_args &a, scan_shared &s) {
         while (left > 0) {
             for (; row64 >= border64; border64 += ring64)
                 macrobatch++;
-            uint32_t n = min(piece, div_up(left, MOK_UNIT_ROWS));
-            n = min(n, div_up(border64 - row64, MOK_UNIT_ROWS / 64));
-            uint32_t rows = min(left, n * MOK_UNIT_ROWS);
+            uint32_t rows = min(min(left, piece * MOK_UNIT_ROWS), (border64 - row64) * 64);
+            uint32_t n = div_up(rows, MOK_UNIT_ROWS);
             if (units_in_chunk != 0 &&
                 (c.macrobatch != macrobatch || units_in_chunk + n > 2 * upc || 4 * units_in_chunk >= 3 * upc)) {
-                s.chunk[chunks++] = c;
+                chunk_at(a, s, chunks++) = c;
                 c = {};
                 units_in_chunk = 0;
             }
             c.macrobatch = macrobatch;
-            a.segments[segments++] = {row64,           row64 + ring64 - border64, rows,           e, macrobatch, chunks,
-                                      c.tasks.pulls,   c.tasks.gate_ups,          c.tasks.downs};
-            c.tasks.pulls += a.ep > 1 ? n : 0;
-            c.tasks.gate_ups += tasks_of(rows, a.gate_up_tiles);
-            c.tasks.downs += tasks_of(rows, a.down_tiles);
+            a.segments[segments++] = {row64,  row64 + ring64 - border64, rows,      e, macrobatch, chunks,
+                                      c.pulls, c.gate_ups,               c.downs};
+            c.pulls += a.ep > 1 ? n : 0;
+            c.gate_ups += tasks_of(rows, a.gate_up_tiles);
+            c.downs += tasks_of(rows, a.down_tiles);
             units_in_chunk += n;
             left -= rows;
             row64 += div_up(rows, 64);
         }
     }
     if (units_in_chunk != 0)
-        s.chunk[chunks++] = c;
-    s.chunks = chunks;
+        chunk_at(a, s, chunks++) = c;
+    if (a.shared_tokens > 0)
+        a.segments[segments++] = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, chunks, 0, 0, 0};
     a.head->rows = total;
+    a.head->padded_rows = (uint64_t)row64 * 64;
     a.head->segments = segments;
     a.report->rows = total;
-    if (a.shared_tokens > 0) {
-        a.segments[segments] = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, MOK_CUDA_MAX_CHUNKS, 0, 0, 0};
-        a.head->segments = segments + 1;
-    }
+    return chunks;
 }
 
 /*
@@ -133,58 +143,47 @@ __device__ void cut_segments(const mok_cuda_schedule_args &a, scan_shared &s) {
  * i's down comes after chunk i + 1's gate/up, so that a task that waits finds the work it waits for well under way.
  * The shared expert goes first and covers the first fetch. One thread.
  */
-__device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s) {
-    mok_cuda_chunk *first = a.head->chunk, *shared = first + MOK_CUDA_MAX_CHUNKS;
+__device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t chunks) {
     bool shared_left = a.shared_tokens > 0;
     uint32_t next = 0;
-    auto pulls = [&](uint32_t i) {
-        first[i].pull = next;
-        next += s.chunk[i].tasks.pulls;
+    mok_cuda_chunk shared = {0, tasks_of(a.shared_tokens, a.shared_gate_up_tiles), tasks_of(a.shared_tokens, a.down_tiles)};
+    auto take = [&](uint32_t count) {
+        next += count;
+        return next - count;
     };
-    auto gate_ups = [&](uint32_t i) {
-        first[i].gate_up = next;
-        next += s.chunk[i].tasks.gate_ups;
-        s.gate_ups[s.chunk[i].macrobatch] += s.chunk[i].tasks.gate_ups;
-    };
-    auto downs = [&](uint32_t i) {
-        first[i].down = next;
-        next += s.chunk[i].tasks.downs;
-        s.downs[s.chunk[i].macrobatch] += s.chunk[i].tasks.downs;
-    };
-    auto shared_gate_up = [&] {
-        shared->gate_up = next;
-        next += tasks_of(a.shared_tokens, a.shared_gate_up_tiles);
-    };
-    auto shared_down = [&] {
-        shared->down = next;
-        next += tasks_of(a.shared_tokens, a.down_tiles);
-        shared_left = false;
-    };
-
-    for (uint32_t end = s.chunks, begin; end > 0; end = begin) {
-        begin = end - 1;
-        while (begin > 0 && s.chunk[begin - 1].macrobatch == s.chunk[begin].macrobatch)
+    for (uint32_t end = chunks, begin; end > 0; end = begin) {
+        uint32_t macrobatch = chunk_at(a, s, end - 1).macrobatch, gate_ups = 0, downs = 0;
+        for (begin = end - 1; begin > 0 && chunk_at(a, s, begin - 1).macrobatch == macrobatch;)
             begin--;
-        pulls(begin);
+        chunk_at(a, s, begin).first_pull = take(chunk_at(a, s, begin).pulls);
         if (shared_left)
-            shared_gate_up();
-        for (uint32_t i = begin; i < end; i++) {
+            shared.first_gate_up = take(shared.gate_ups);
+        for (uint32_t i = begin; i <= end; i++) {
             if (i + 1 < end)
-                pulls(i + 1);
-            gate_ups(i);
+                chunk_at(a, s, i + 1).first_pull = take(chunk_at(a, s, i + 1).pulls);
+            if (i < end) {
+                gate_ups += chunk_at(a, s, i).gate_ups;
+                chunk_at(a, s, i).first_gate_up = take(chunk_at(a, s, i).gate_ups);
+            }
             if (shared_left)
-                shared_down();
-            if (i > begin)
-                downs(i - 1);
+                shared.first_down = take(shared.downs);
+            shared_left = false;
+            if (i > begin) {
+                downs += chunk_at(a, s, i - 1).downs;
+                chunk_at(a, s, i - 1).first_down = take(chunk_at(a, s, i - 1).downs);
+            }
         }
-        downs(end - 1);
+        constexpr uint32_t warps = MOK_CONSUMER_WARPS * MOK_CLUSTER;
+        a.macrobatches[macrobatch] = {gate_ups * warps, downs * warps, 0, 0};
     }
     if (shared_left) {
-        shared_gate_up();
-        shared_down();
+        shared.first_gate_up = take(shared.gate_ups);
+        shared.first_down = take(shared.downs);
     }
+    a.chunks[chunks] = shared;
     a.head->tasks = next;
-    a.head->macrobatches = s.chunks ? s.chunk[s.chunks - 1].macrobatch + 1 : 0;
+    a.head->macrobatches = chunks ? chunk_at(a, s, chunks - 1).macrobatch + 1 : 0;
+    a.head->next_task = 0;
 }
 
 /* Turns per-block counts of every expert into first positions, a warp an expert. */
@@ -220,12 +219,8 @@ __global__ void __launch_bounds__(threads, 1) count_kernel(const __grid_constant
         a.hidden_done[i] = 0;
         a.pull_done[i] = 0;
     }
-    if (blockIdx.x == 0) {
-        for (uint32_t i = threadIdx.x; i < 2 * MOK_CUDA_MAX_MACROBATCHES; i += threads)
-            a.head->gate_up_done[i] = 0; /* down_done follows it */
-        if (threadIdx.x == 0)
-            a.head->next_task = 0;
-    }
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        a.report->schedule_from_ns = mok::timer_ns();
 
     for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
         histogram[e] = 0;
@@ -250,19 +245,15 @@ __global__ void __launch_bounds__(threads, 1) count_kernel(const __grid_constant
         return;
     __threadfence();
     scan_counts(a, s);
-    for (uint32_t i = threadIdx.x; i < MOK_CUDA_MAX_MACROBATCHES; i += threads)
-        s.gate_ups[i] = s.downs[i] = 0;
+    __shared__ uint32_t chunks;
     __syncthreads();
     if (threadIdx.x == 0) {
-        a.head->ticket = 0;
-        cut_segments(a, s);
-        order_tasks(a, s);
+        chunks = cut_segments(a, s);
+        order_tasks(a, s, chunks);
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < MOK_CUDA_MAX_MACROBATCHES; i += threads) {
-        a.head->gate_up_warps[i] = s.gate_ups[i] * MOK_CONSUMER_WARPS * MOK_CLUSTER;
-        a.head->down_warps[i] = s.downs[i] * MOK_CONSUMER_WARPS * MOK_CLUSTER;
-    }
+    for (uint32_t i = threadIdx.x; i < min(chunks, near_chunks); i += threads)
+        a.chunks[i] = s.near[i];
 }
 
 /* ---- filling ---- */
@@ -282,21 +273,21 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
     const uint32_t expert = g.expert & 0x7fffffffu, tail = g.rows % MOK_UNIT_ROWS;
     const uint32_t single = tail != 0 && tail <= MOK_TILE_M;
     const uint32_t units = div_up(g.rows, MOK_UNIT_ROWS), pairs = units - single;
-    const mok_cuda_chunk at = a.head->chunk[g.chunk];
+    const mok_cuda_chunk at = a.chunks[g.chunk];
     auto put = [&](uint32_t index, mok_cuda_task_type type, uint32_t unit, uint32_t column, bool is_single) {
         uint32_t rows = min(MOK_UNIT_ROWS, g.rows - unit * MOK_UNIT_ROWS);
         uint32_t skip = unit * (MOK_UNIT_ROWS / 64);
         mok_cuda_task t = {g.row64 + skip, g.ring64 + skip, column | expert << 16,
                            (rows - 1) | (uint32_t)type << 8 | (uint32_t)is_single << 10 | (uint32_t)shared << 11 |
-                               g.macrobatch << 16};
+                               g.macrobatch << 12};
         a.tasks[index] = t;
     };
     if (a.ep > 1 && !shared)
         for (uint32_t i = threadIdx.x; i < units; i += threads)
-            put(at.pull + g.pull + i, MOK_TASK_PULL, i, 0, i >= pairs);
+            put(at.first_pull + g.pull + i, MOK_TASK_PULL, i, 0, i >= pairs);
     for (int down = 0; down < 2; down++) {
         uint32_t tiles = down ? a.down_tiles : shared ? a.shared_gate_up_tiles : a.gate_up_tiles;
-        uint32_t count = pairs * tiles + single * div_up(tiles, 2), first = down ? at.down + g.down : at.gate_up + g.gate_up;
+        uint32_t count = pairs * tiles + single * div_up(tiles, 2), first = down ? at.first_down + g.down : at.first_gate_up + g.gate_up;
         for (uint32_t i = threadIdx.x; i < count; i += threads) {
             uint32_t unit, column;
             bool is_single;
@@ -359,13 +350,17 @@ __global__ void __launch_bounds__(threads) fill_kernel(const __grid_constant__ m
 
 } // namespace
 
-extern "C" int mok_cuda_launch_prepare(const int32_t *ids, const float *weight, uint64_t slots, uint32_t experts,
-                                       int32_t *sym_ids, float *sym_weight, mok_cuda_report *report, void *stream) {
-    if (slots == 0)
-        return 0;
-    uint64_t blocks = (slots + 255) / 256;
-    return mok::launch(prepare_kernel, dim3(blocks < 1024 ? blocks : 1024), 256, 0, stream, ids, weight, slots,
-                       (int32_t)experts, sym_ids, sym_weight, report);
+static dim3 blocks_for(uint64_t items) {
+    uint64_t blocks = (items + 255) / 256;
+    return dim3(blocks < 1 ? 1 : blocks < 1024 ? blocks : 1024);
+}
+
+extern "C" int mok_cuda_launch_prepare(const mok_cuda_prepare_args *args, void *stream) {
+    return mok::launch(prepare_kernel, blocks_for(args->slots), 256, 0, stream, *args);
+}
+
+extern "C" int mok_cuda_launch_save(const mok_cuda_save_args *args, void *stream) {
+    return mok::launch(save_kernel, blocks_for(args->slots), 256, 0, stream, *args);
 }
 
 extern "C" int mok_cuda_launch_schedule(const mok_cuda_schedule_args *args, void *stream) {

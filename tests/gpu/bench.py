@@ -80,16 +80,37 @@ for name in shapes:
     fl = T * k * 6 * H * I
     run = {"baseline": graph(lambda: core.fwd(x, idx, w)), "dense": dense}
     groups, i32 = [], idx.int()
-    for n, path in libs.items():
-        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "2304")))
+
+    def add(n, path, ids, **options):
+        """One more entry of the loop; says how right it is, and where its time goes."""
+        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), **options)
         out = torch.full((T, H), float("nan"), device="cuda", dtype=BF)
-        G.set([x], [i32], [w], [[gate, up, w2, None, None, None]], [out])
+        G.set([x], [ids], [w], [[gate, up, w2, None, None, None]], [out])
         G.forward()
+        schedule = []
+        for _ in range(7):
+            G.phase(0, 1)
+            G.phase(0, 2)
+            torch.cuda.synchronize()
+            oc = G.outcome(0)
+            schedule.append(oc[5] / 1000)
+            G.phase(0, 3)
         torch.cuda.synchronize()
-        oc = G.outcome(0)
-        print(json.dumps(dict(shape=name, lib=n, relerr=float("%.2e" % rel(out, base)), rows=oc[1], kernels_us=kernels(G.forward))), flush=True)
+        print(json.dumps(dict(shape=name, lib=n, relerr=float("%.2e" % rel(out, base)) if ids is i32 else None, rows=oc[1], schedule_us=st.median(schedule),
+                              kernels_us=kernels(G.forward))), flush=True)
         run[n] = graph(G.forward)
         groups.append((G, out))
+
+    for n, path in libs.items():
+        add(n, path, i32)
+    first = list(libs.values())[0]
+    if os.environ.get("CONTEXT"):
+        add("context", first, i32, context_mode=1)
+    if os.environ.get("HOT"):
+        add("even", first, torch.randint(0, el, (T, k), device="cuda", dtype=torch.int32))
+        hot = torch.randint(1, el, (T, k), device="cuda", dtype=torch.int32)
+        hot[:, :k // 2] = 0
+        add("hot", first, hot)
     if name == shapes[0]:
         print(json.dumps(dict(baseline_kernels=kernels(lambda: core.fwd(x, idx, w)))), flush=True)
     t, tb = {q: [] for q in run}, {q: [] for q in run}

@@ -10,12 +10,12 @@ def load(path):
     lib.shim_message.restype = ctypes.c_char_p
     lib.shim_open.restype = P
     lib.shim_layer.restype = P
-    lib.shim_open.argtypes = [U32, U32]
+    lib.shim_open.argtypes = [U32, U32, U32]
     lib.shim_close.argtypes = [P]
     lib.shim_sizes.argtypes = [P, P]
     lib.shim_layer.argtypes = [P, P, F, P, P]
     lib.shim_layer_close.argtypes = [P]
-    lib.shim_enqueue.argtypes = [P, U32, U32, P, P, P, P, U32, P, P, U32, P]
+    lib.shim_enqueue.argtypes = [P, U32, U32, P, P, P, P, U32, P, P, U32, U32, P, P]
     lib.shim_outcome.argtypes = [P, P, P]
     return lib
 
@@ -23,19 +23,21 @@ def load(path):
 class Group:
     """All ranks of one layer on one device, each with an engine of its own."""
 
-    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0):
+    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0):
         self.lib, self.H, self.I, self.E, self.K, self.ep, self.el = lib, H, I, E, K, ep, E // ep
-        specs = [(U64 * 10)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch) for r in range(ep)]
-        sizes = (U64 * 2)()
+        units = torch.cuda.get_device_properties(device).multi_processor_count
+        specs = [(U64 * 11)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units) for r in range(ep)]
+        sizes = (U64 * 5)()
         assert lib.shim_sizes(specs[0], sizes) == 0, lib.shim_message()
-        self.private_bytes = sizes[1]
+        self.private_bytes, self.ring_rows, self.context_ring = sizes[1], sizes[3], sizes[4]
         u8 = lambda n: torch.full((n,), 0xff, device="cuda", dtype=torch.uint8)
         self.sym, self.priv = [u8(sizes[0]) for _ in range(ep)], [u8(sizes[1]) for _ in range(ep)]
+        self.context_mode, self.context = context_mode, [u8(sizes[2]) if context_mode else None for _ in range(ep)]
         torch.cuda.synchronize()
         ptrs = (P * ep)(*[s.data_ptr() for s in self.sym])
         self.engine, self.layer = [], []
         for r in range(ep):
-            e = lib.shim_open(device, chaos)
+            e = lib.shim_open(device, chaos, blocks)
             assert e, lib.shim_message()
             l = lib.shim_layer(e, specs[r], clamp, ptrs, self.priv[r].data_ptr())
             assert l, lib.shim_message()
@@ -47,7 +49,7 @@ class Group:
             self.lib.shim_layer_close(l)
         for e in self.engine:
             self.lib.shim_close(e)
-        del self.sym, self.priv
+        del self.sym, self.priv, self.context
 
     def set(self, xs, ids, weights, params, outs, flags=0):
         """params: per rank six tensors or None."""
@@ -59,7 +61,8 @@ class Group:
     def phase(self, rank, phase):
         q = self.lib.shim_enqueue(self.layer[rank], phase, self.xs[rank].shape[0], self.ids[rank].data_ptr(),
                                   self.weights[rank].data_ptr(), self.outs[rank].data_ptr(), self.pp[rank], self.ep, self.px,
-                                  self.pt, self.flags, torch.cuda.current_stream().cuda_stream)
+                                  self.pt, self.flags, self.context_mode,
+                                  self.context[rank].data_ptr() if self.context_mode else None, torch.cuda.current_stream().cuda_stream)
         assert q == 0, f"enqueue phase {phase}: {q}"
 
     def forward(self):
@@ -67,10 +70,10 @@ class Group:
             for r in range(self.ep):
                 self.phase(r, phase)
 
-    def outcome(self, rank):
-        res = (ctypes.c_int64 * 5)()
+    def outcome(self, rank, quiet=False):
+        res = (ctypes.c_int64 * 6)()
         assert self.lib.shim_outcome(self.engine[rank], self.layer[rank], res) == 0
-        if res[0]:
+        if res[0] and not quiet:
             print("outcome", list(res), self.lib.shim_message())
         return list(res)
 

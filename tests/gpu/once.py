@@ -8,7 +8,7 @@ bf = torch.bfloat16
 x = torch.randn(T, H, device="cuda", dtype=bf)
 v, idx = torch.topk(torch.randn(T, E, device="cuda"), K)
 p = [torch.randn(*s, device="cuda", dtype=bf) * .02 for s in ((E, I, H), (E, I, H), (E, H, I))]
-G = mokgpu.Group(mokgpu.load(sys.argv[1]), H, I, E, K, 1, T, minibatch=2304)
+G = mokgpu.Group(mokgpu.load(sys.argv[1]), H, I, E, K, 1, T)
 out = torch.empty_like(x)
 G.set([x], [idx.int()], [torch.softmax(v, -1)], [p + [None] * 3], [out])
 for _ in range(int(sys.argv[7]) if len(sys.argv) > 7 else 3):

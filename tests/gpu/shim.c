@@ -14,8 +14,8 @@ SHIM const char *shim_message(void) {
     return message.text;
 }
 
-SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us) {
-    struct mok_engine_config config = {.index = device, .chaos_delay_us = chaos_delay_us};
+SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us, uint32_t blocks) {
+    struct mok_engine_config config = {.index = device, .chaos_delay_us = chaos_delay_us, .threads = blocks};
     struct mok_engine *e = NULL;
     return mok_cuda_engine.open(&config, &e, &message) < 0 ? NULL : e;
 }
@@ -24,35 +24,22 @@ SHIM void shim_close(struct mok_engine *engine) {
     mok_cuda_engine.close(engine);
 }
 
-static uint64_t take(uint64_t *cursor, uint64_t bytes) {
-    uint64_t at = *cursor;
-    *cursor = (at + bytes + 1023) / 1024 * 1024;
-    return at;
-}
-
-/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows; sizes: symmetric, private, ids, weight, slots */
+/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units; sizes: symmetric, private, context, ring rows, ctx_ring */
 static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret) {
-    struct mok_plan p = {.spec = {.hidden = (uint32_t)spec[0],
-                                  .intermediate = (uint32_t)spec[1],
-                                  .experts = (uint32_t)spec[2],
-                                  .topk = (uint32_t)spec[3],
-                                  .ep = (uint32_t)spec[4],
-                                  .rank = (uint32_t)spec[5],
-                                  .max_tokens = (uint32_t)spec[6],
-                                  .precision = MOK_BF16,
-                                  .shared_intermediate = (uint32_t)spec[7],
-                                  .clamp = clamp}};
-    uint64_t cursor = 4096, slots = spec[6] * spec[3];
-    p.local_experts = p.spec.experts / p.spec.ep;
-    p.max_rows = p.spec.ep * slots;
-    p.ring_rows = spec[8] ? spec[8] : p.max_rows + 64 * p.local_experts;
-    p.minibatch_rows = (uint32_t)spec[9];
-    p.sym_ids = take(&cursor, slots * 4);
-    p.sym_topk_weight = take(&cursor, slots * 4);
-    p.sym_slots = take(&cursor, slots * p.spec.hidden * 2);
-    p.symmetric_bytes = cursor;
-    *ret = p;
-    return mok_cuda_private_bytes(&p, &ret->private_bytes, &message);
+    struct mok_device_limits device = {.kind = MOK_DEVICE_CUDA, .units = (uint32_t)spec[10], .memory_bytes = 1ull << 37};
+    struct mok_layer_spec s = {.hidden = (uint32_t)spec[0],
+                               .intermediate = (uint32_t)spec[1],
+                               .experts = (uint32_t)spec[2],
+                               .topk = (uint32_t)spec[3],
+                               .ep = (uint32_t)spec[4],
+                               .rank = (uint32_t)spec[5],
+                               .max_tokens = (uint32_t)spec[6],
+                               .precision = MOK_BF16,
+                               .shared_intermediate = (uint32_t)spec[7],
+                               .clamp = clamp,
+                               .minibatch_rows = (uint32_t)spec[9]};
+    s.ring_bytes = spec[8] * 2 * (s.intermediate + (s.ep > 1 ? s.hidden : 0));
+    return mok_plan_make(&s, &device, ret, NULL, 0, &message);
 }
 
 SHIM int shim_sizes(const uint64_t *spec, uint64_t *sizes) {
@@ -61,6 +48,9 @@ SHIM int shim_sizes(const uint64_t *spec, uint64_t *sizes) {
     if (r == 0) {
         sizes[0] = p.symmetric_bytes;
         sizes[1] = p.private_bytes;
+        sizes[2] = p.context_full_bytes;
+        sizes[3] = p.ring_rows;
+        sizes[4] = p.ctx_ring;
     }
     return r;
 }
@@ -80,10 +70,11 @@ SHIM void shim_layer_close(struct mok_engine_layer *layer) {
 
 SHIM int shim_enqueue(struct mok_engine_layer *layer, uint32_t phase, uint32_t tokens, const int32_t *ids, const float *weight,
                       void *out, const void *const *params, uint32_t ep, const void *const *x, const uint32_t *peer_tokens,
-                      uint32_t flags, void *stream) {
+                      uint32_t flags, uint32_t context_mode, void *context, void *stream) {
     struct mok_peer peer[MOK_MAX_EP];
     struct mok_op_args a = {.kind = MOK_KIND_FORWARD, .flags = flags, .tokens = tokens, .ids = ids, .topk_weight = weight,
-                            .out = out, .peer = peer};
+                            .out = out, .peer = peer,
+                            .context_mode = context_mode, .context = context};
     for (uint32_t i = 0; i < ep; i++)
         peer[i] = (struct mok_peer){.x = x[i], .tokens = peer_tokens[i]};
     a.params.gate = params[0];
@@ -95,7 +86,7 @@ SHIM int shim_enqueue(struct mok_engine_layer *layer, uint32_t phase, uint32_t t
     return mok_cuda_enqueue(layer, &a, (enum mok_phase)phase, stream);
 }
 
-/* result: status, rows, bad token, slot, value */
+/* result: status, rows, bad token, slot, value, schedule ns */
 SHIM int shim_outcome(struct mok_engine *engine, struct mok_engine_layer *layer, int64_t *result) {
     struct mok_op_result r;
     int e = mok_cuda_outcome(layer, &r);
@@ -106,6 +97,7 @@ SHIM int shim_outcome(struct mok_engine *engine, struct mok_engine_layer *layer,
     result[2] = (int64_t)r.bad_token;
     result[3] = (int64_t)r.bad_slot;
     result[4] = r.bad_value;
+    result[5] = (int64_t)r.schedule_ns;
     if (r.status == -MOK_EINTERNAL)
         mok_cuda_describe_trip(engine, &message);
     return 0;
