@@ -250,8 +250,8 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
         return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind, MOK_DEVICE_CUDA);
     if (plan->spec.precision != MOK_BF16)
         return fail(message, -MOK_ENOTSUP, "precision = %u: the CUDA engine runs BF16 (%u)", plan->spec.precision, MOK_BF16);
-    if ((uintptr_t)private_memory % 1024)
-        return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 1024 bytes");
+    if ((uintptr_t)private_memory % 256)
+        return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = calloc(1, sizeof(*l));
     if (!l)
         return fail(message, -MOK_ENOMEM, "no memory for a layer");

@@ -16,19 +16,6 @@
 #include "ptx.cuh"
 #include "wgmma.cuh"
 
-#ifndef MOK_WEIGHT_POLICY
-#define MOK_WEIGHT_POLICY policy_unchanged
-#endif
-#ifndef MOK_X_POLICY
-#define MOK_X_POLICY policy_unchanged
-#endif
-#ifndef MOK_Y_POLICY
-#define MOK_Y_POLICY policy_evict_first
-#endif
-#ifndef MOK_H_POLICY
-#define MOK_H_POLICY policy_unchanged
-#endif
-
 namespace mok {
 namespace {
 
@@ -192,7 +179,6 @@ struct loader {
     const mok_cuda_main_args &p;
     const block_view &b;
     pipeline pipe;
-    uint64_t weight_policy, h_policy;
 
     __device__ void request(uint32_t left, uint32_t k_blocks) {
         if (b.rank == 0 && left == min(request_ahead, k_blocks))
@@ -209,11 +195,10 @@ struct loader {
             mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
             mbar_expect(full, MOK_B_BYTES);
             if (t.single) {
-                tma_load_3d(dst, &s.gate, full, x, y, e, weight_policy);
-                tma_load_3d(dst + MOK_B_BYTES / 2, &s.up, full, x, y, e, weight_policy);
+                tma_load_3d(dst, &s.gate, full, x, y, e);
+                tma_load_3d(dst + MOK_B_BYTES / 2, &s.up, full, x, y, e);
             } else {
-                tma_load_3d_multicast(dst + b.rank * (MOK_B_BYTES / 2), b.rank ? &s.up : &s.gate, full, x, y, e, 3,
-                                      weight_policy);
+                tma_load_3d_multicast(dst + b.rank * (MOK_B_BYTES / 2), b.rank ? &s.up : &s.gate, full, x, y, e, 3);
             }
         }
     }
@@ -229,20 +214,20 @@ struct loader {
             mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
             mbar_expect(full, MOK_A_BYTES + MOK_B_BYTES);
             if (t.single) {
-                tma_load_3d(dst, &s.down, full, x, y, e, weight_policy);
-                tma_load_3d(dst + MOK_B_BYTES / 2, &s.down, full, x, y + MOK_TILE_N / 2, e, weight_policy);
+                tma_load_3d(dst, &s.down, full, x, y, e);
+                tma_load_3d(dst + MOK_B_BYTES / 2, &s.down, full, x, y + MOK_TILE_N / 2, e);
             } else {
                 tma_load_3d_multicast(dst + b.rank * (MOK_B_BYTES / 2), &s.down, full, x,
-                                      y + b.rank * (MOK_TILE_N / 2), e, 3, weight_policy);
+                                      y + b.rank * (MOK_TILE_N / 2), e, 3);
             }
-            tma_load_2d(b.smem + a_offset + stage * MOK_A_BYTES, &s.h_map, full, x, row, h_policy);
+            tma_load_2d(b.smem + a_offset + stage * MOK_A_BYTES, &s.h_map, full, x, row);
             mbar_arrive(full, MOK_GATHER_WARPS); /* in the place of the gather warps, who only follow */
         }
     }
 };
 
 __device__ void load(const mok_cuda_main_args &p, const block_view &b, uint32_t lane) {
-    loader l = {p, b, {}, MOK_WEIGHT_POLICY(), MOK_H_POLICY()};
+    loader l = {p, b, {}};
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
@@ -272,7 +257,7 @@ constexpr uint32_t gather_step = gather_threads / 8; /* rows between a thread's 
 constexpr uint32_t gather_rows = MOK_TILE_M / gather_step;
 
 __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, const task &t, pipeline &pipe, uint32_t thread,
-                            uint32_t lane, uint64_t policy) {
+                            uint32_t lane) {
     const uint32_t chunk = thread % 8, row = thread / 8, rows = max(b.rows(t), 1u), first = b.row_first(t);
     const uint8_t *src[gather_rows];
 #pragma unroll
@@ -296,7 +281,7 @@ __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, co
         mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
 #pragma unroll
         for (uint32_t i = 0; i < gather_rows; i++)
-            cp_async_16(to + i * gather_step * 128, src[i] + skip, bytes, policy);
+            cp_async_16(to + i * gather_step * 128, src[i] + skip, bytes);
         cp_async_commit();
         if (k > 0) {
             cp_async_wait<1>();
@@ -308,7 +293,6 @@ __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, co
 }
 
 __device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_t thread, uint32_t lane) {
-    const uint64_t policy = MOK_X_POLICY();
     pipeline pipe;
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
@@ -318,7 +302,7 @@ __device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_
         if (t.type == MOK_TASK_GATE_UP) {
             if (p.x_ring[1] != nullptr && !t.shared && b.rows(t) > 0)
                 wait_counter(p, p.pull_done + t.row64 + b.row_first(t) / 64, MOK_CONSUMER_WARPS, MOK_WAIT_ROWS_HERE, v);
-            gather_tile(p, b, t, pipe, thread, lane, policy);
+            gather_tile(p, b, t, pipe, thread, lane);
         } else if (t.type == MOK_TASK_DOWN) {
             /* parities tell neighbouring phases apart only, so stay in step with the stages */
             for (uint32_t k = 0; k < p.set[t.shared].k_blocks; k++, pipe.n++)
@@ -334,7 +318,6 @@ struct consumer {
     const block_view &b;
     uint32_t group, warp, lane; /* warp of the block's consumers */
     uint32_t empty_of_lane;     /* lane 0, 1: stage 0's empty barrier in that block */
-    uint64_t y_policy, h_policy;
     pipeline pipe;
     uint32_t macrobatches = 0;
     uint32_t *pending = nullptr; /* counter to raise once this warp's stores have landed */
@@ -344,11 +327,10 @@ struct consumer {
             mbar_arrive_cluster(empty_of_lane + 8 * stage);
     }
 
-    /* Says that h is there. The lanes' bulk stores are seen by whoever acquires the counter. */
+    /* Says that h is there: all lanes' stores are seen by whoever acquires the counter. */
     __device__ void deliver() {
         if (pending == nullptr)
             return;
-        bulk_wait();
         fence_async();
         __syncwarp();
         if (lane == 0)
@@ -393,20 +375,35 @@ struct consumer {
 
     __device__ uint32_t stage() const { return b.smem + stage_offset + warp * MOK_WARP_STAGE_BYTES; }
 
-    /* Stores this warp's 16 rows x 128 columns; `pair(j, half)`: columns 8 j + 2 (lane % 4).. of row lane / 4 + 8 half. */
-    template <class Pair>
-    __device__ void store(void *row, uint32_t bytes, uint64_t policy, Pair pair) {
+    /*
+     * Stores this warp's 16 rows x 128 columns; `pair(j, half)`: columns 8 j + 2 (lane % 4).. of row lane / 4 + 8 half.
+     * `row`: where lane's row of the 16 begins, NULL where it does not count. `Streaming`: nothing
+     * on this device reads it soon. Ordinary stores of whole lines: bulk copies
+     * of so small rows keep the copy engine from the next tile's loads.
+     */
+    template <bool Streaming, class Pair>
+    __device__ void store(void *row, uint32_t bytes, Pair pair) {
         uint32_t at = stage() + ((lane & 8u) + (lane & 7u)) * MOK_STAGE_ROW_BYTES + (lane >> 4) * 16;
-        bulk_wait_read();
+        const uint32_t chunk = lane % 16 * 16;
         __syncwarp();
 #pragma unroll
         for (uint32_t j = 0; j < 16; j += 2)
             stmatrix_x4(at + j * 16, pair(j, 0u), pair(j, 1u), pair(j + 1, 0u), pair(j + 1, 1u));
-        fence_async_shared();
         __syncwarp();
-        if (row != nullptr)
-            bulk_store(row, stage() + lane * MOK_STAGE_ROW_BYTES, bytes, policy);
-        bulk_commit();
+#pragma unroll
+        for (uint32_t i = 0; i < 16; i += 2) {
+            uint32_t r = i + lane / 16;
+            uint64_t to = __shfl_sync(~0u, reinterpret_cast<uint64_t>(row), r);
+            uint4 v = load_shared_16(stage() + r * MOK_STAGE_ROW_BYTES + chunk);
+            uint4 *place = reinterpret_cast<uint4 *>(to + chunk);
+            if (to != 0 && chunk < bytes) {
+                if (Streaming)
+                    __stcs(place, v);
+                else
+                    __stcg(place, v);
+            }
+        }
+        __syncwarp();
     }
 
     /* Row of the unit that lane < 16 stores, or ~0. */
@@ -445,10 +442,10 @@ struct consumer {
         }
         auto place = [&](void *base) { return r != ~0u ? static_cast<__nv_bfloat16 *>(base) + at : nullptr; };
         if (p.context_a != nullptr && !t.shared && t.macrobatch == 0) {
-            store(place(p.context_a), bytes, y_policy, [&](uint32_t j, uint32_t half) { return pack_bf16_anew(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]); });
-            store(place(p.context_b), bytes, y_policy, [&](uint32_t j, uint32_t half) { return pack_bf16_anew(d[4 * j + 2 * half + 64], d[4 * j + 2 * half + 65]); });
+            store<true>(place(p.context_a), bytes, [&](uint32_t j, uint32_t half) { return pack_bf16_anew(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]); });
+            store<true>(place(p.context_b), bytes, [&](uint32_t j, uint32_t half) { return pack_bf16_anew(d[4 * j + 2 * half + 64], d[4 * j + 2 * half + 65]); });
         }
-        store(place(s.h), bytes, h_policy, [&](uint32_t j, uint32_t half) {
+        store<false>(place(s.h), bytes, [&](uint32_t j, uint32_t half) {
             const uint32_t i = 4 * j + 2 * half;
             return swiglu_pair(pack_bf16(d[i], d[i + 1]), pack_bf16(d[i + 64], d[i + 65]), p.clamp);
         });
@@ -464,7 +461,7 @@ struct consumer {
             if (at >= p.hidden)
                 return;
             void *row = to != nullptr ? static_cast<__nv_bfloat16 *>(to) + at : nullptr;
-            store(row, min(p.hidden - at, 128u) * 2, y_policy, [&](uint32_t j, uint32_t half) {
+            store<true>(row, min(p.hidden - at, 128u) * 2, [&](uint32_t j, uint32_t half) {
                 const uint32_t i = 4 * (j + 16 * q) + 2 * half;
                 return pack_bf16(d[i], d[i + 1]);
             });
@@ -539,7 +536,6 @@ struct consumer {
                     pending = p.hidden_done + t.row64 + b.row_first(t) / 64;
             }
         }
-        bulk_wait();
     }
 };
 
@@ -581,8 +577,7 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
         }
     } else {
         registers_raise<MOK_CONSUMER_REGISTERS>();
-        consumer c = {p,    b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), MOK_Y_POLICY(),
-                      MOK_H_POLICY(), {}};
+        consumer c = {p,    b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), {}};
         c.run();
     }
     let_next_kernel_start();
