@@ -191,8 +191,6 @@ static void fill_schedule(struct mok_engine_layer *l) {
         .segments = (struct mok_cuda_segment *)(m + l->layout.segments),
         .chunks = (struct mok_cuda_chunk *)(m + l->layout.chunks),
         .macrobatches = (struct mok_cuda_macrobatch *)(m + l->layout.macrobatches),
-        .counts = (uint32_t *)(m + l->layout.counts),
-        .expert_row64 = (uint32_t *)(m + l->layout.expert_row64),
         .tasks = (struct mok_cuda_task *)(m + l->layout.tasks),
         .hidden_done = (uint32_t *)(m + l->layout.hidden_done),
         .pull_done = (uint32_t *)(m + l->layout.pull_done),
@@ -359,10 +357,6 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
         s->x[i] = args->peer[i].x;
     }
     s->slots = s->slot_first[spec->ep];
-    s->slots_per_block = (uint32_t)((s->slots + MOK_CUDA_MAX_BLOCKS * 1024u - 1) / (MOK_CUDA_MAX_BLOCKS * 1024u)) * 1024u;
-    s->slots_per_block = s->slots_per_block ? s->slots_per_block : 1024u;
-    s->blocks = (uint32_t)((s->slots + s->slots_per_block - 1) / s->slots_per_block);
-    s->blocks = s->blocks ? s->blocks : 1;
     s->shared_tokens = spec->shared_intermediate ? args->tokens : 0;
     s->shared_x = args->peer[spec->rank].x;
     if (mok_cuda_launch_schedule(s, stream) != 0)
@@ -383,7 +377,6 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
         .experts = l->plan.spec.experts,
         .sym_ids = (int32_t *)(own + l->plan.sym_ids),
         .sym_weight = (float *)(own + l->plan.sym_topk_weight),
-        .head = l->schedule.head,
         .report = l->engine->report,
     };
     return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;

@@ -53,8 +53,6 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
     l.segments = place(&at, l.max_segments * sizeof(struct mok_cuda_segment));
     l.chunks = place(&at, (l.max_chunks + 1) * sizeof(struct mok_cuda_chunk));
     l.macrobatches = place(&at, (l.max_macrobatches + 1) * sizeof(struct mok_cuda_macrobatch));
-    l.counts = place(&at, (uint64_t)MOK_CUDA_MAX_BLOCKS * plan->local_experts * sizeof(uint32_t));
-    l.expert_row64 = place(&at, plan->local_experts * sizeof(uint32_t));
     l.tasks = place(&at, l.max_tasks * sizeof(struct mok_cuda_task));
     l.hidden_done = place(&at, l.counters * sizeof(uint32_t));
     l.pull_done = place(&at, l.counters * sizeof(uint32_t));

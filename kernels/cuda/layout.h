@@ -16,7 +16,6 @@
 extern "C" {
 #endif
 
-#define MOK_CUDA_MAX_BLOCKS 1024u          /* blocks that count routing slots */
 #define MOK_CUDA_MAX_MACROBATCHES (1u << 20) /* a task has 20 bits for its number */
 
 /*
@@ -65,7 +64,7 @@ struct mok_cuda_macrobatch {
 /* What the schedule says about itself. */
 struct mok_cuda_head {
     uint32_t tasks, segments, macrobatches;
-    uint32_t ticket;    /* blocks that have counted; cleared by PREPARE */
+    uint32_t pad0;
     uint64_t rows;
     uint64_t padded_rows;
     uint32_t next_task; /* first one not taken yet */
@@ -98,7 +97,7 @@ struct mok_cuda_report {
 
 /* Offsets in bytes from the start of the private workspace. */
 struct mok_cuda_layout {
-    uint64_t head, segments, chunks, macrobatches, counts, expert_row64, tasks;
+    uint64_t head, segments, chunks, macrobatches, tasks;
     uint64_t hidden_done, pull_done; /* u32 a 64-row block of padded rows, the shared expert's last */
     uint64_t row_src, row_dst;       /* u64 a padded row */
     uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1) */
@@ -128,18 +127,15 @@ struct mok_cuda_schedule_args {
     uint32_t local_experts, first_expert;
     uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
     uint32_t units_per_chunk;
-    uint32_t blocks;          /* that count and fill */
-    uint32_t slots_per_block; /* multiple of 1024 */
     uint32_t shared_tokens;   /* of this rank, 0 without a shared expert */
     uint32_t shared_row64;
     uint64_t ring_rows;
     uint64_t slots;           /* over all ranks */
-    uint64_t counters, max_macrobatches;
+    uint64_t counters;
     struct mok_cuda_head *head;
     struct mok_cuda_segment *segments;
     struct mok_cuda_chunk *chunks;
     struct mok_cuda_macrobatch *macrobatches;
-    uint32_t *counts, *expert_row64;
     struct mok_cuda_task *tasks;
     uint32_t *hidden_done, *pull_done;
     uint64_t *row_src, *row_dst;
@@ -191,7 +187,6 @@ struct mok_cuda_prepare_args {
     uint32_t experts;
     int32_t *sym_ids;
     float *sym_weight;
-    struct mok_cuda_head *head;
     struct mok_cuda_report *report;
 };
 

@@ -41,6 +41,13 @@ __device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t r
     return r;
 }
 
+/* Shared memory of a block of the cluster. */
+__device__ __forceinline__ uint32_t load_cluster(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
+}
+
 /* ---- mbarriers ---- */
 
 __device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count) {

@@ -4,8 +4,8 @@
  * of the local experts where it comes from and goes to, in canonical order (source rank, token, k), and the list of
  * tasks. Linear in the slots of all ranks; no atomic decides an order.
  *
- * Two kernels: count (each block a histogram of its slots; the last block to end lays out segments and task indices),
- * then fill (each block its rows; the blocks after those the tasks).
+ * One cluster makes the schedule: each block counts its share of the slots, reads its neighbours' counts, and writes its
+ * rows; the first block meanwhile cuts experts into segments and orders their tasks, which all blocks then write.
  */
 #include <cuda_runtime.h>
 
@@ -16,7 +16,7 @@
 namespace {
 
 constexpr uint32_t threads = 1024;
-constexpr uint32_t task_blocks = 32;
+constexpr uint32_t cluster_blocks = MOK_SCHEDULE_CLUSTER;
 
 __device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
@@ -25,8 +25,6 @@ __device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b) { return (a +
 __global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a) {
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        a.head->ticket = 0;
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots; i += (uint64_t)gridDim.x * blockDim.x) {
         int32_t id = a.ids[i];
         a.sym_ids[i] = id;
@@ -74,7 +72,10 @@ __device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a,
 constexpr uint32_t near_chunks = 512; /* kept on the chip while the order is made; the others cost trips to memory */
 
 struct scan_shared {
-    uint32_t rows[MOK_MAX_EXPERTS];
+    uint32_t count[MOK_MAX_EXPERTS]; /* of this block's slots; read by the other blocks */
+    uint32_t rows[MOK_MAX_EXPERTS];  /* of all slots */
+    uint32_t next[MOK_MAX_EXPERTS];  /* the padded row that this block writes next, less 64 row64[] */
+    uint32_t row64[MOK_MAX_EXPERTS];
     mok_cuda_chunk near[near_chunks];
 };
 
@@ -104,7 +105,6 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
         if (units > 2 * upc)
             piece = div_up(units, (units + upc - 1) / upc);
         total += left;
-        a.expert_row64[e] = row64;
         while (left > 0) {
             for (; row64 >= border64; border64 += ring64)
                 macrobatch++;
@@ -181,79 +181,53 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
         shared.first_down = take(shared.downs);
     }
     a.chunks[chunks] = shared;
+    for (uint32_t i = 0; i < min(chunks, near_chunks); i++)
+        a.chunks[i] = s.near[i];
     a.head->tasks = next;
     a.head->macrobatches = chunks ? chunk_at(a, s, chunks - 1).macrobatch + 1 : 0;
     a.head->next_task = 0;
 }
 
-/* Turns per-block counts of every expert into first positions, a warp an expert. */
-__device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s) {
-    const uint32_t lane = threadIdx.x % 32;
-    for (uint32_t e = threadIdx.x / 32; e < a.local_experts; e += threads / 32) {
-        uint32_t run = 0;
-        for (uint32_t b0 = 0; b0 < a.blocks; b0 += 32) {
-            uint32_t b = b0 + lane;
-            uint32_t v = b < a.blocks ? __ldcg(&a.counts[(uint64_t)b * a.local_experts + e]) : 0, sum = v;
+/* Counts this block's slots [begin, end) of each local expert. */
+__device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end) {
+    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
+        s.count[e] = 0;
+    __syncthreads();
+    slot_walk walk = {0};
+    for (uint64_t f = begin + threadIdx.x; f < end; f += threads) {
+        int32_t e = local_expert(a, walk.find(a, f), f);
+        if (e >= 0)
+            atomicAdd(&s.count[e], 1u);
+    }
+}
+
+/* From all blocks' counts to each expert's rows, and where this block's rows of it begin. */
+__device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t block) {
+    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads) {
+        uint32_t before = 0, rows = 0;
+        for (uint32_t b = 0; b < cluster_blocks; b++) {
+            uint32_t n = mok::load_cluster(mok::cluster_address(mok::smem_address(&s.count[e]), b));
+            before += b < block ? n : 0;
+            rows += n;
+        }
+        s.next[e] = before;
+        s.rows[e] = rows;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        uint32_t run = 0, lane = threadIdx.x;
+        for (uint32_t e0 = 0; e0 < a.local_experts; e0 += 32) {
+            uint32_t e = e0 + lane, v = e < a.local_experts ? div_up(s.rows[e], 64) : 0, sum = v;
             for (uint32_t d = 1; d < 32; d *= 2) {
                 uint32_t up = __shfl_up_sync(~0u, sum, d);
                 sum += lane >= d ? up : 0;
             }
-            if (b < a.blocks)
-                a.counts[(uint64_t)b * a.local_experts + e] = run + sum - v;
+            if (e < a.local_experts)
+                s.row64[e] = run + sum - v;
             run += __shfl_sync(~0u, sum, 31);
         }
-        if (lane == 0)
-            s.rows[e] = run;
-    }
-}
-
-__global__ void __launch_bounds__(threads, 1) count_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
-    extern __shared__ uint8_t smem[];
-    uint32_t *histogram = reinterpret_cast<uint32_t *>(smem);
-    scan_shared &s = *reinterpret_cast<scan_shared *>(smem);
-    __shared__ bool last;
-
-    mok::let_next_kernel_start();
-    mok::wait_for_previous_kernel();
-    for (uint64_t i = blockIdx.x * threads + threadIdx.x; i < a.counters; i += (uint64_t)gridDim.x * threads) {
-        a.hidden_done[i] = 0;
-        a.pull_done[i] = 0;
-    }
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        a.report->schedule_from_ns = mok::timer_ns();
-
-    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
-        histogram[e] = 0;
-    __syncthreads();
-    slot_walk walk = {0};
-    uint64_t begin = (uint64_t)blockIdx.x * a.slots_per_block, end = min(begin + a.slots_per_block, a.slots);
-    for (uint64_t f = begin + threadIdx.x; f < end; f += threads) {
-        uint32_t rank = walk.find(a, f);
-        int32_t e = local_expert(a, rank, f);
-        if (e >= 0)
-            atomicAdd(&histogram[e], 1u);
     }
     __syncthreads();
-    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
-        a.counts[(uint64_t)blockIdx.x * a.local_experts + e] = histogram[e];
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        last = atomicAdd(&a.head->ticket, 1u) == gridDim.x - 1;
-    __syncthreads();
-    if (!last)
-        return;
-    __threadfence();
-    scan_counts(a, s);
-    __shared__ uint32_t chunks;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        chunks = cut_segments(a, s);
-        order_tasks(a, s, chunks);
-    }
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < min(chunks, near_chunks); i += threads)
-        a.chunks[i] = s.near[i];
 }
 
 /* ---- filling ---- */
@@ -304,12 +278,9 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
 }
 
 /* Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. */
-__device__ void fill_rows(const mok_cuda_schedule_args &a, uint32_t *next) {
+__device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
-        next[e] = a.counts[(uint64_t)blockIdx.x * a.local_experts + e];
     slot_walk walk = {0};
-    uint64_t begin = (uint64_t)blockIdx.x * a.slots_per_block, end = min(begin + a.slots_per_block, a.slots);
     for (uint64_t f0 = begin; f0 < end; f0 += threads) {
         uint64_t f = f0 + threadIdx.x;
         uint32_t rank = 0;
@@ -322,30 +293,46 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, uint32_t *next) {
         for (uint32_t w = 0; w < threads / 32; w++) { /* warps in turn, which is what makes the order canonical */
             __syncthreads();
             if (warp == w) {
-                first = e >= 0 ? next[e] : 0;
+                first = e >= 0 ? s.next[e] : 0;
                 __syncwarp();
                 if (e >= 0 && before == 0)
-                    next[e] = first + __popc(peers);
+                    s.next[e] = first + __popc(peers);
             }
         }
         if (e < 0)
             continue;
-        uint64_t row = (uint64_t)a.expert_row64[e] * 64 + first + before, slot = f - a.slot_first[rank];
+        uint64_t row = (uint64_t)s.row64[e] * 64 + first + before, slot = f - a.slot_first[rank];
         a.row_src[row] = (reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.hidden * 2) | (rank != a.rank);
         a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
     }
 }
 
-__global__ void __launch_bounds__(threads) fill_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
+__global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads, 1)
+    schedule_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
     extern __shared__ uint8_t smem[];
+    scan_shared &s = *reinterpret_cast<scan_shared *>(smem);
+    const uint32_t block = mok::cluster_rank();
+    /* the first block orders the tasks meanwhile */
+    const uint64_t share = (a.slots + cluster_blocks - 2) / (cluster_blocks - 1);
+    const uint64_t begin = block ? min(share * (block - 1), a.slots) : 0, end = block ? min(begin + share, a.slots) : 0;
+
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    if (blockIdx.x < a.blocks) {
-        fill_rows(a, reinterpret_cast<uint32_t *>(smem));
-        return;
+    if (block == 0 && threadIdx.x == 0)
+        a.report->schedule_from_ns = mok::timer_ns();
+    count_slots(a, s, begin, end);
+    for (uint64_t i = block * threads + threadIdx.x; i < a.counters; i += cluster_blocks * threads) {
+        a.hidden_done[i] = 0;
+        a.pull_done[i] = 0;
     }
-    for (uint32_t s = blockIdx.x - a.blocks; s < a.head->segments; s += task_blocks)
-        fill_segment(a, a.segments[s]);
+    mok::cluster_sync();
+    scan_counts(a, s, block);
+    if (block == 0 && threadIdx.x == 0)
+        order_tasks(a, s, cut_segments(a, s));
+    fill_rows(a, s, begin, end);
+    mok::cluster_sync(); /* the segments and their chunks are there; no block is gone while another reads its counts */
+    for (uint32_t g = block; g < a.head->segments; g += cluster_blocks)
+        fill_segment(a, a.segments[g]);
 }
 
 } // namespace
@@ -364,11 +351,9 @@ extern "C" int mok_cuda_launch_save(const mok_cuda_save_args *args, void *stream
 }
 
 extern "C" int mok_cuda_launch_schedule(const mok_cuda_schedule_args *args, void *stream) {
-    int r = mok::launch(count_kernel, dim3(args->blocks), threads, sizeof(scan_shared), stream, *args);
-    return r ? r
-             : mok::launch(fill_kernel, dim3(args->blocks + task_blocks), threads, args->local_experts * 4, stream, *args);
+    return mok::launch(schedule_kernel, dim3(cluster_blocks), threads, sizeof(scan_shared), stream, *args);
 }
 
 extern "C" int mok_cuda_schedule_setup(void) {
-    return cudaFuncSetAttribute(count_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan_shared));
+    return cudaFuncSetAttribute(schedule_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan_shared));
 }
