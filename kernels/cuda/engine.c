@@ -143,8 +143,8 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
     if (!e)
         return fail(message, -MOK_ENOMEM, "out of memory");
     e->config = *config;
-    e->blocks = config->threads && config->threads < limits.units ? config->threads : limits.units;
-    e->blocks = e->blocks < MOK_CLUSTER ? MOK_CLUSTER : e->blocks / MOK_CLUSTER * MOK_CLUSTER;
+    e->blocks = config->blocks && config->blocks < limits.units ? config->blocks : limits.units;
+    e->blocks = (uint32_t)mok_max_u64(mok_round_down(e->blocks, MOK_CLUSTER), MOK_CLUSTER);
     r = open_resources(e, message);
     if (r < 0) {
         cuda_close(e);

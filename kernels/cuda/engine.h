@@ -12,10 +12,6 @@
 extern "C" {
 #endif
 
-/*
- * mok_engine_config for CUDA: `index` is the device's ordinal, `threads` the thread blocks of a megakernel at most, so
- * that other kernels find SMs free (0: one an SM; rounded down to an even number, at least 2).
- */
 extern const struct mok_engine_ops mok_cuda_engine;
 
 /* Queues a phase on `stream` (a cudaStream_t) and returns. `args` may be reused at once. Capturable in a graph. */

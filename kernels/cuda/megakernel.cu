@@ -580,7 +580,6 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
         consumer c = {p,    b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), {}};
         c.run();
     }
-    let_next_kernel_start();
     __syncwarp();
     cluster_sync(); /* the other block may still write to this one's barriers */
 }
@@ -589,7 +588,7 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 } // namespace mok
 
 extern "C" int mok_cuda_launch_main(const mok_cuda_main_args *args, uint32_t blocks, void *stream) {
-    return mok::launch(mok::main_kernel, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, mok::smem_bytes, stream, *args);
+    return mok::launch(true, mok::main_kernel, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, mok::smem_bytes, stream, *args);
 }
 
 static int mok_cuda_main_setup() {

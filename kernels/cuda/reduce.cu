@@ -67,5 +67,5 @@ extern "C" int mok_cuda_launch_reduce(const mok_cuda_reduce_args *args, void *st
     if (args->tokens == 0)
         return 0;
     dim3 grid(args->tokens, (args->hidden / 8 + threads - 1) / threads);
-    return mok::launch(reduce_kernel, grid, threads, 0, stream, *args);
+    return mok::launch(false, reduce_kernel, grid, threads, 0, stream, *args);
 }

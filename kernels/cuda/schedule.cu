@@ -69,6 +69,7 @@ __device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a,
     return e >= 0 && e < (int32_t)a.local_experts ? e : -1;
 }
 
+constexpr uint32_t few_experts = 128; /* up to here the warps of a block find their places at once, beyond in turns */
 constexpr uint32_t near_chunks = 512; /* kept on the chip while the order is made; the others cost trips to memory */
 
 struct scan_shared {
@@ -76,6 +77,8 @@ struct scan_shared {
     uint32_t rows[MOK_MAX_EXPERTS];  /* of all slots */
     uint32_t next[MOK_MAX_EXPERTS];  /* the padded row that this block writes next, less 64 row64[] */
     uint32_t row64[MOK_MAX_EXPERTS];
+    uint32_t round_first[few_experts];
+    uint16_t before[threads / 32][few_experts]; /* rows of the round in earlier warps */
     mok_cuda_chunk near[near_chunks];
 };
 
@@ -277,9 +280,52 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
         }
 }
 
+/*
+ * For each thread with an expert (e >= 0) the number of its row among this block's rows of that expert: rows of earlier
+ * rounds, then of earlier warps, then of earlier lanes (`peers`: the lanes of the warp with the same expert).
+ */
+__device__ uint32_t place_few(const mok_cuda_schedule_args &a, scan_shared &s, int32_t e, uint32_t peers, uint32_t before) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __syncthreads(); /* the round before has read */
+    for (uint32_t i = lane; i < a.local_experts; i += 32)
+        s.before[warp][i] = 0;
+    __syncwarp();
+    if (e >= 0 && before == 0)
+        s.before[warp][e] = (uint16_t)__popc(peers);
+    __syncthreads();
+    for (uint32_t i = warp; i < a.local_experts; i += threads / 32) { /* lane: a warp */
+        uint32_t v = s.before[lane][i], sum = v;
+        for (uint32_t d = 1; d < 32; d *= 2) {
+            uint32_t up = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? up : 0;
+        }
+        s.before[lane][i] = (uint16_t)(sum - v);
+        if (lane == 31) {
+            s.round_first[i] = s.next[i];
+            s.next[i] += sum;
+        }
+    }
+    __syncthreads();
+    return e >= 0 ? s.round_first[e] + s.before[warp][e] + before : 0;
+}
+
+__device__ uint32_t place_many(scan_shared &s, int32_t e, uint32_t peers, uint32_t before) {
+    uint32_t first = 0;
+    for (uint32_t w = 0; w < threads / 32; w++) { /* warps in turn */
+        __syncthreads();
+        if (threadIdx.x / 32 == w) {
+            first = e >= 0 ? s.next[e] : 0;
+            __syncwarp();
+            if (e >= 0 && before == 0)
+                s.next[e] = first + __popc(peers);
+        }
+    }
+    return first + before;
+}
+
 /* Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. */
 __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end) {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32;
     slot_walk walk = {0};
     for (uint64_t f0 = begin; f0 < end; f0 += threads) {
         uint64_t f = f0 + threadIdx.x;
@@ -289,19 +335,11 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
             rank = walk.find(a, f);
             e = local_expert(a, rank, f);
         }
-        uint32_t peers = __match_any_sync(~0u, e), before = __popc(peers & ((1u << lane) - 1)), first = 0;
-        for (uint32_t w = 0; w < threads / 32; w++) { /* warps in turn, which is what makes the order canonical */
-            __syncthreads();
-            if (warp == w) {
-                first = e >= 0 ? s.next[e] : 0;
-                __syncwarp();
-                if (e >= 0 && before == 0)
-                    s.next[e] = first + __popc(peers);
-            }
-        }
+        uint32_t peers = __match_any_sync(~0u, e), before = __popc(peers & ((1u << lane) - 1));
+        uint32_t place = a.local_experts <= few_experts ? place_few(a, s, e, peers, before) : place_many(s, e, peers, before);
         if (e < 0)
             continue;
-        uint64_t row = (uint64_t)s.row64[e] * 64 + first + before, slot = f - a.slot_first[rank];
+        uint64_t row = (uint64_t)s.row64[e] * 64 + place, slot = f - a.slot_first[rank];
         a.row_src[row] = (reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.hidden * 2) | (rank != a.rank);
         a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
     }
@@ -343,15 +381,15 @@ static dim3 blocks_for(uint64_t items) {
 }
 
 extern "C" int mok_cuda_launch_prepare(const mok_cuda_prepare_args *args, void *stream) {
-    return mok::launch(prepare_kernel, blocks_for(args->slots), 256, 0, stream, *args);
+    return mok::launch(true, prepare_kernel, blocks_for(args->slots), 256, 0, stream, *args);
 }
 
 extern "C" int mok_cuda_launch_save(const mok_cuda_save_args *args, void *stream) {
-    return mok::launch(save_kernel, blocks_for(args->slots), 256, 0, stream, *args);
+    return mok::launch(true, save_kernel, blocks_for(args->slots), 256, 0, stream, *args);
 }
 
 extern "C" int mok_cuda_launch_schedule(const mok_cuda_schedule_args *args, void *stream) {
-    return mok::launch(schedule_kernel, dim3(cluster_blocks), threads, sizeof(scan_shared), stream, *args);
+    return mok::launch(true, schedule_kernel, dim3(cluster_blocks), threads, sizeof(scan_shared), stream, *args);
 }
 
 extern "C" int mok_cuda_schedule_setup(void) {

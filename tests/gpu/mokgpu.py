@@ -23,21 +23,22 @@ def load(path):
 class Group:
     """All ranks of one layer on one device, each with an engine of its own."""
 
-    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0):
+    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None):
         self.lib, self.H, self.I, self.E, self.K, self.ep, self.el = lib, H, I, E, K, ep, E // ep
+        self.device = devices or [device] * ep
         units = torch.cuda.get_device_properties(device).multi_processor_count
         specs = [(U64 * 11)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units) for r in range(ep)]
         sizes = (U64 * 5)()
         assert lib.shim_sizes(specs[0], sizes) == 0, lib.shim_message()
         self.private_bytes, self.ring_rows, self.context_ring = sizes[1], sizes[3], sizes[4]
-        u8 = lambda n: torch.full((n,), 0xff, device="cuda", dtype=torch.uint8)
-        self.sym, self.priv = [u8(sizes[0]) for _ in range(ep)], [u8(sizes[1]) for _ in range(ep)]
-        self.context_mode, self.context = context_mode, [u8(sizes[2]) if context_mode else None for _ in range(ep)]
+        u8 = lambda n, r: torch.full((n,), 0xff, device=f"cuda:{self.device[r]}", dtype=torch.uint8)
+        self.sym, self.priv = [u8(sizes[0], r) for r in range(ep)], [u8(sizes[1], r) for r in range(ep)]
+        self.context_mode, self.context = context_mode, [u8(sizes[2], r) if context_mode else None for r in range(ep)]
         torch.cuda.synchronize()
         ptrs = (P * ep)(*[s.data_ptr() for s in self.sym])
         self.engine, self.layer = [], []
         for r in range(ep):
-            e = lib.shim_open(device, chaos, blocks)
+            e = lib.shim_open(self.device[r], chaos, blocks)
             assert e, lib.shim_message()
             l = lib.shim_layer(e, specs[r], clamp, ptrs, self.priv[r].data_ptr())
             assert l, lib.shim_message()
@@ -59,16 +60,28 @@ class Group:
         self.pp = [(P * 6)(*[t.data_ptr() if t is not None else None for t in p]) for p in params]
 
     def phase(self, rank, phase):
+        torch.cuda.set_device(self.device[rank])
         q = self.lib.shim_enqueue(self.layer[rank], phase, self.xs[rank].shape[0], self.ids[rank].data_ptr(),
                                   self.weights[rank].data_ptr(), self.outs[rank].data_ptr(), self.pp[rank], self.ep, self.px,
                                   self.pt, self.flags, self.context_mode,
-                                  self.context[rank].data_ptr() if self.context_mode else None, torch.cuda.current_stream().cuda_stream)
+                                  self.context[rank].data_ptr() if self.context_mode else None,
+                                  torch.cuda.current_stream(self.device[rank]).cuda_stream)
         assert q == 0, f"enqueue phase {phase}: {q}"
 
     def forward(self):
         for phase in (1, 2, 3):
             for r in range(self.ep):
                 self.phase(r, phase)
+            if len(set(self.device)) > 1 and phase < 3:
+                self.meet()
+
+    def meet(self):
+        """Each GPU's stream waits for all others."""
+        streams = [torch.cuda.current_stream(d) for d in sorted(set(self.device))]
+        events = [s.record_event() for s in streams]
+        for s in streams:
+            for e in events:
+                s.wait_event(e)
 
     def outcome(self, rank, quiet=False):
         res = (ctypes.c_int64 * 6)()

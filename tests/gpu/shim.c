@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cuda_runtime_api.h>
+
 #include "../../kernels/cuda/engine.h"
 
 #define SHIM __attribute__((visibility("default")))
@@ -15,13 +17,23 @@ SHIM const char *shim_message(void) {
 }
 
 SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us, uint32_t blocks) {
-    struct mok_engine_config config = {.index = device, .chaos_delay_us = chaos_delay_us, .threads = blocks};
+    struct mok_engine_config config = {.index = device, .chaos_delay_us = chaos_delay_us, .blocks = blocks};
     struct mok_engine *e = NULL;
     return mok_cuda_engine.open(&config, &e, &message) < 0 ? NULL : e;
 }
 
 SHIM void shim_close(struct mok_engine *engine) {
     mok_cuda_engine.close(engine);
+}
+
+/* Lets the GPUs of this machine read and write each other's memory. */
+SHIM int shim_peers(int devices) {
+    for (int d = 0; d < devices; d++)
+        for (int p = 0; p < devices; p++)
+            if (p != d && (cudaSetDevice(d) != cudaSuccess || (cudaDeviceEnablePeerAccess(p, 0) != cudaSuccess &&
+                                                               cudaGetLastError() != cudaErrorPeerAccessAlreadyEnabled)))
+                return -1;
+    return 0;
 }
 
 /* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units; sizes: symmetric, private, context, ring rows, ctx_ring */

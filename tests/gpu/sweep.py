@@ -94,37 +94,45 @@ def minibatch():
         torch.cuda.empty_cache()
 
 
+def client_of(G, run, reserve):
+    """Medians: the layer alone, the layer beside the client, how long the client's kernel takes from its launch on."""
+    alone = interleaved({"layer": run})["layer"]
+    side = torch.cuda.Stream(priority=-1)
+    small = torch.randn(16 * 512 * 4, device="cuda")
+    waits, layers = [], []
+    for _ in range(12):
+        torch.cuda.synchronize()
+        a, b, s0, s1 = (torch.cuda.Event(enable_timing=True) for _ in range(4))
+        a.record()
+        run()
+        b.record()
+        time.sleep(0.0007)  # the layer is under way
+        with torch.cuda.stream(side):
+            s0.record()
+            small.mul_(1.0001)
+            s1.record()
+        torch.cuda.synchronize()
+        waits.append(s0.elapsed_time(s1))
+        layers.append(a.elapsed_time(b))
+    return dict(layer_ms=round(alone, 4), layer_beside_ms=round(st.median(layers), 4), client_us=round(1000 * st.median(waits), 1),
+                client_max_us=round(1000 * max(waits), 1))
+
+
 def client():
     """A kernel of 16 blocks on a second stream, launched while the layer runs: when it ends, and what the layer loses."""
     H, I, E, K = SHAPES["kimi"]
     torch.manual_seed(1)
-    side = torch.cuda.Stream(priority=-1)
-    small = torch.randn(16 * 512 * 4, device="cuda")
-    for reserve in (0, 16):
-        G = make(H, I, E, K, 1, 2048, blocks=132 - reserve)
-        for _ in range(2):
-            G.forward()
-        alone = interleaved({"layer": G.forward})["layer"]
-        waits, layers = [], []
-        for _ in range(12):
-            torch.cuda.synchronize()
-            a, b, s0, s1 = (torch.cuda.Event(enable_timing=True) for _ in range(4))
-            a.record()
-            G.forward()
-            b.record()
-            time.sleep(0.0007)  # the layer is under way
-            with torch.cuda.stream(side):
-                s0.record()
-                small.mul_(1.0001)
-                s1.record()
-            torch.cuda.synchronize()
-            waits.append(s0.elapsed_time(s1))
-            layers.append(a.elapsed_time(b))
-        say(what="client kernel", shape="kimi", blocks=132 - reserve, layer_ms=round(alone, 4), layer_beside_ms=round(st.median(layers), 4),
-            client_us=round(1000 * st.median(waits), 1), client_max_us=round(1000 * max(waits), 1))
-        G.close()
-        del G
-        torch.cuda.empty_cache()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for reserve in (0, 16):
+            G = make(H, I, E, K, 1, 2048, blocks=132 - reserve)
+            for _ in range(2):
+                G.forward()
+            say(what="client kernel", shape="kimi", blocks=132 - reserve, **client_of(G, G.forward, reserve))
+            say(what="client kernel, no reduce queued", shape="kimi", blocks=132 - reserve, **client_of(G, lambda: (G.phase(0, 1), G.phase(0, 2)), reserve))
+            G.close()
+            del G
+            torch.cuda.empty_cache()
 
 
 for part in sys.argv[2:] or ("sizes", "minibatch", "client"):
