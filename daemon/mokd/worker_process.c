@@ -354,7 +354,7 @@ static char **environment_of(const struct mokd_config *config, const struct mokd
 }
 
 /* In a session of its own, so that Ctrl-C on a terminal reaches mokd alone. It ends when our end of the socket does. */
-static int spawn(struct mokd_worker *worker, const char *path, int its)
+static int spawn(struct mokd_worker *worker, const char *path, int its, char **environment)
 {
     char title[MOK_MAX_NAME + 16];
     snprintf(title, sizeof(title), "mok-worker:%s", worker->device->config->name);
@@ -372,14 +372,10 @@ static int spawn(struct mokd_worker *worker, const char *path, int its)
         .flags = UV_PROCESS_DETACHED,
         .stdio_count = ARRAY_SIZE(stdio),
         .stdio = stdio,
-        .env = environment_of(worker->device->server->config, worker->device->config),
+        .env = environment,
     };
     worker->process.data = worker;
-    if (!options.env)
-        return UV_ENOMEM;
-    int r = uv_spawn(&worker->device->server->loop, &worker->process, &options);
-    environment_free(options.env);
-    return r;
+    return uv_spawn(&worker->device->server->loop, &worker->process, &options);
 }
 
 static void discard(struct mokd_worker *worker)
@@ -404,14 +400,21 @@ int mokd_worker_spawn(struct mokd_device *device, const char *path, struct mokd_
         discard(worker);
         return r;
     }
+    char **environment = environment_of(device->server->config, device->config);
+    if (!environment) {
+        discard(worker);
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    }
     r = uv_poll_init(&device->server->loop, &worker->poll, worker->fd);
     if (r < 0) {
+        environment_free(environment);
         discard(worker);
         return mokd_error_set(error, -MOK_EIO, "the worker's socket cannot be watched: %s", uv_strerror(r));
     }
     worker->poll.data = worker;
     worker->open_handles = 2;
-    r = spawn(worker, path, its);
+    r = spawn(worker, path, its, environment);
+    environment_free(environment);
     if (r < 0) { /* libuv wants the handle closed even so */
         uv_close((uv_handle_t *)&worker->process, handle_closed);
         uv_close((uv_handle_t *)&worker->poll, handle_closed);
