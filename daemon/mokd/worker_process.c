@@ -336,11 +336,14 @@ static char **environment_of(const struct mokd_config *config, const struct mokd
     char **list = calloc(count + kept + 1, sizeof(*list));
     if (!list)
         return NULL;
-    int r = device->kind == MOK_DEVICE_CUDA ? asprintf(&list[0], VISIBLE "%u", device->cuda)
-                                            : asprintf(&list[0], VISIBLE);
-    list[1] = strdup(ORDER "PCI_BUS_ID");
-    if (r < 0 || !list[1] || asprintf(&list[2], PIPE "%s", mps ? config->mps_pipe : NO_PIPE) < 0) {
-        list[2] = NULL;
+    char visible[sizeof(VISIBLE) + 16] = VISIBLE, pipe[sizeof(PIPE) + MOKD_PATH_MAX];
+    if (device->kind == MOK_DEVICE_CUDA)
+        snprintf(visible, sizeof(visible), VISIBLE "%u", device->cuda);
+    snprintf(pipe, sizeof(pipe), PIPE "%s", mps ? config->mps_pipe : NO_PIPE);
+    list[0] = strdup(visible);
+    list[1] = list[0] ? strdup(pipe) : NULL;
+    list[2] = list[1] ? strdup(ORDER "PCI_BUS_ID") : NULL;
+    if (!list[2]) {
         environment_free(list);
         return NULL;
     }
