@@ -70,13 +70,20 @@ static void rank_ended(struct job *job, unsigned rank, int status)
     job_fails(job, rank);
 }
 
+/* A killed rank makes the others end; so of those that have ended, the killed ones come first. */
 static void reap(struct job *job)
 {
-    for (unsigned r = 0; r < job->ranks; r++) {
-        int status;
+    for (int killed = 1; killed >= 0; killed--) {
+        for (unsigned r = 0; r < job->ranks; r++) {
+            siginfo_t info = { .si_pid = 0 };
+            int status;
 
-        if (job->pids[r] > 0 && waitpid(job->pids[r], &status, WNOHANG) == job->pids[r])
-            rank_ended(job, r, status);
+            if (job->pids[r] <= 0 || waitid(P_PID, (id_t)job->pids[r], &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
+                info.si_pid == 0 || (killed && info.si_code == CLD_EXITED))
+                continue;
+            if (waitpid(job->pids[r], &status, WNOHANG) == job->pids[r])
+                rank_ended(job, r, status);
+        }
     }
 }
 
