@@ -7,6 +7,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -68,12 +70,72 @@ static void a_killed_clients_peer_ends_with_a_code_and_others_go_on(void **state
     assert_int_equal(stack_stop(&stack), 0);
 }
 
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/*
+ * Under MPS the death of one may be the death of all on that GPU. Whatever it is, those who come later find the device
+ * usable again. `worker`: the worker is killed, else the client.
+ */
+static void device_comes_back(struct stack *stack, bool worker, long moment_us)
+{
+    struct actor victim, after;
+    pid_t pid[4];
+    struct actor_script s = script(stack, worker ? "worker" : "client", &alone, 0, 0);
+
+    assert_int_equal(actor_start(&victim, &s), 0);
+    assert_int_equal(actor_await(&victim, ACTOR_STEPPING, 20000), 0);
+    sleep_us(moment_us);
+    if (worker) {
+        assert_true(stack_workers(stack, pid, 4) >= 1);
+        kill(pid[0], SIGKILL);
+        printf("its client ended with %d\n", actor_join(&victim, 10000));
+        actor_kill(&victim);
+    } else {
+        actor_kill(&victim);
+    }
+    double start = now_ms();
+    int code = -1;
+    s = script(stack, "after", &alone, 0, 0);
+    s.stop_at = ACTOR_FINISHED;
+    s.steps = 5;
+    while (code != 0 && now_ms() - start < 10000) {
+        assert_int_equal(actor_start(&after, &s), 0);
+        code = actor_join(&after, 8000);
+        if (code < 0)
+            actor_kill(&after);
+    }
+    printf("%s killed: operations of a new client were done %.0f ms later\n", worker ? "worker" : "client", now_ms() - start);
+    assert_int_equal(code, 0);
+}
+
+static void under_mps_the_device_comes_back(void **state)
+{
+    struct stack stack;
+    (void)state;
+
+    if (!gpu_mps())
+        skip();
+    assert_int_equal(gpu_stack_start(&stack, 1, 0), 0);
+    device_comes_back(&stack, false, 5000);
+    device_comes_back(&stack, false, 31000);
+    device_comes_back(&stack, true, 20000);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_killed_clients_peer_ends_with_a_code_and_others_go_on),
+        cmocka_unit_test(under_mps_the_device_comes_back),
     };
     gpu_or_skip();
     gpu_copies();
+    if (gpu_mps())
+        cmocka_set_skip_filter("a_killed_*");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -69,6 +69,7 @@ run_tests() {
     if [[ $mps == yes ]]; then
         mps_start
         run_test gpu_daemon
+        run_test gpu_death
         mps_stop
     fi
     echo "$passed passed, $failed failed"
