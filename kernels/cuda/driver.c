@@ -6,35 +6,38 @@
 
 #include "driver.h"
 
-static int say(struct mok_message *message, int code, const char *what, int reason) {
+static int say(struct mok_message *message, int code, const char *what, int reason)
+{
     if (message)
         snprintf(message->text, sizeof(message->text), "%s: CUDA driver code %d", what, reason);
     return code;
 }
 
-static int find(const char *name, void *ret) {
+static int find(const char *name, void *ret)
+{
     enum cudaDriverEntryPointQueryResult found;
     cudaError_t e = cudaGetDriverEntryPointByVersion(name, ret, 12000, cudaEnableDefault, &found);
     return e == cudaSuccess && found == cudaDriverEntryPointSuccess ? 0 : -1;
 }
 
-int mok_cuda_driver_load(struct mok_cuda_driver *ret, struct mok_message *message) {
-    struct mok_cuda_driver d = {0};
+int mok_cuda_driver_load(struct mok_cuda_driver *ret, struct mok_message *message)
+{
+    struct mok_cuda_driver d = { 0 };
     const struct {
         const char *name;
         void *at;
     } calls[] = {
-        {"cuTensorMapEncodeTiled", &d.tensor_map_encode},
-        {"cuMemGetAllocationGranularity", &d.granularity},
-        {"cuMemCreate", &d.create},
-        {"cuMemRelease", &d.release},
-        {"cuMemExportToShareableHandle", &d.export_handle},
-        {"cuMemImportFromShareableHandle", &d.import_handle},
-        {"cuMemAddressReserve", &d.reserve},
-        {"cuMemAddressFree", &d.unreserve},
-        {"cuMemMap", &d.map},
-        {"cuMemUnmap", &d.unmap},
-        {"cuMemSetAccess", &d.set_access},
+        { "cuTensorMapEncodeTiled", &d.tensor_map_encode },
+        { "cuMemGetAllocationGranularity", &d.granularity },
+        { "cuMemCreate", &d.create },
+        { "cuMemRelease", &d.release },
+        { "cuMemExportToShareableHandle", &d.export_handle },
+        { "cuMemImportFromShareableHandle", &d.import_handle },
+        { "cuMemAddressReserve", &d.reserve },
+        { "cuMemAddressFree", &d.unreserve },
+        { "cuMemMap", &d.map },
+        { "cuMemUnmap", &d.unmap },
+        { "cuMemSetAccess", &d.set_access },
     };
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
         if (find(calls[i].name, calls[i].at) < 0) {
@@ -46,15 +49,17 @@ int mok_cuda_driver_load(struct mok_cuda_driver *ret, struct mok_message *messag
     return 0;
 }
 
-static CUmemAllocationProp properties(int device) {
+static CUmemAllocationProp properties(int device)
+{
     return (CUmemAllocationProp){
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
         .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
+        .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device },
     };
 }
 
-static int round_up(const struct mok_cuda_driver *d, int device, uint64_t bytes, uint64_t *ret) {
+static int round_up(const struct mok_cuda_driver *d, int device, uint64_t bytes, uint64_t *ret)
+{
     CUmemAllocationProp prop = properties(device);
     size_t g = 0;
     CUresult r = d->granularity(&g, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
@@ -65,9 +70,10 @@ static int round_up(const struct mok_cuda_driver *d, int device, uint64_t bytes,
 }
 
 static int map_handle(const struct mok_cuda_driver *d, int device, CUmemGenericAllocationHandle handle, uint64_t bytes,
-                      CUdeviceptr *ret) {
-    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device},
-                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+                      CUdeviceptr *ret)
+{
+    CUmemAccessDesc access = { .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device },
+                               .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
     CUdeviceptr p = 0;
     CUresult r = d->reserve(&p, bytes, 0, 0, 0);
     if (r != CUDA_SUCCESS)
@@ -85,7 +91,8 @@ static int map_handle(const struct mok_cuda_driver *d, int device, CUmemGenericA
     return (int)r;
 }
 
-static int zero_memory(const struct mok_cuda_driver *d, int device, CUmemGenericAllocationHandle handle, uint64_t bytes) {
+static int zero_memory(const struct mok_cuda_driver *d, int device, CUmemGenericAllocationHandle handle, uint64_t bytes)
+{
     CUdeviceptr p = 0;
     int r = map_handle(d, device, handle, bytes, &p);
     if (r != 0)
@@ -99,7 +106,8 @@ static int zero_memory(const struct mok_cuda_driver *d, int device, CUmemGeneric
 }
 
 int mok_cuda_memory_alloc(const struct mok_cuda_driver *d, int device, uint64_t bytes, int *ret_fd,
-                          struct mok_message *message) {
+                          struct mok_message *message)
+{
     CUmemAllocationProp prop = properties(device);
     CUmemGenericAllocationHandle handle;
     uint64_t size;
@@ -121,7 +129,8 @@ int mok_cuda_memory_alloc(const struct mok_cuda_driver *d, int device, uint64_t 
 }
 
 int mok_cuda_memory_map(const struct mok_cuda_driver *d, int device, int fd, uint64_t bytes, void **ret,
-                        struct mok_message *message) {
+                        struct mok_message *message)
+{
     CUmemGenericAllocationHandle handle;
     CUdeviceptr p = 0;
     uint64_t size;
@@ -140,7 +149,8 @@ int mok_cuda_memory_map(const struct mok_cuda_driver *d, int device, int fd, uin
     return 0;
 }
 
-void mok_cuda_memory_unmap(const struct mok_cuda_driver *d, void *address, uint64_t bytes) {
+void mok_cuda_memory_unmap(const struct mok_cuda_driver *d, void *address, uint64_t bytes)
+{
     uint64_t size;
     int device = 0;
     if (!address || cudaGetDevice(&device) != cudaSuccess || round_up(d, device, bytes, &size) < 0)

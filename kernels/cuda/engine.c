@@ -29,9 +29,9 @@ struct mok_engine {
     struct mok_cuda_report *report; /* host memory that the device writes */
     uint32_t *abort_word;           /* device memory */
     bool running, aborted;
-    enum mok_phase phase;           /* started last */
+    enum mok_phase phase; /* started last */
     struct mok_engine_layer *layer;
-    struct mok_op_result refused;   /* its status is not 0: the phase was refused and ran nothing */
+    struct mok_op_result refused; /* its status is not 0: the phase was refused and ran nothing */
 };
 
 struct mok_engine_layer {
@@ -49,7 +49,8 @@ struct mok_engine_layer {
 };
 
 static int fail(struct mok_message *message, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static int fail(struct mok_message *message, int code, const char *format, ...) {
+static int fail(struct mok_message *message, int code, const char *format, ...)
+{
     if (message) {
         va_list ap;
         va_start(ap, format);
@@ -59,13 +60,17 @@ static int fail(struct mok_message *message, int code, const char *format, ...) 
     return code;
 }
 
-static int check(cudaError_t e, const char *what, struct mok_message *message) {
+static int check(cudaError_t e, const char *what, struct mok_message *message)
+{
     if (e == cudaSuccess)
         return 0;
-    return fail(message, e == cudaErrorMemoryAllocation ? -MOK_ENOMEM : -MOK_EDEVICE, "%s: %s", what, cudaGetErrorString(e));
+    return fail(message, e == cudaErrorMemoryAllocation ? -MOK_ENOMEM : -MOK_EDEVICE, "%s: %s", what,
+                cudaGetErrorString(e));
 }
 
-static int cuda_probe(const struct mok_engine_config *config, struct mok_device_limits *ret, struct mok_message *message) {
+static int cuda_probe(const struct mok_engine_config *config, struct mok_device_limits *ret,
+                      struct mok_message *message)
+{
     struct cudaDeviceProp prop;
     int count = 0, mps = 0, r;
 
@@ -78,17 +83,18 @@ static int cuda_probe(const struct mok_engine_config *config, struct mok_device_
     if (r < 0)
         return r;
     if (prop.major != 9 || prop.minor != 0)
-        return fail(message, -MOK_ENOTSUP, "CUDA device %u (%s): compute capability %d.%d, this build needs 9.0", config->index,
-                    prop.name, prop.major, prop.minor);
-    *ret = (struct mok_device_limits){.kind = MOK_DEVICE_CUDA,
-                                      .units = (uint32_t)prop.multiProcessorCount,
-                                      .memory_bytes = prop.totalGlobalMem};
+        return fail(message, -MOK_ENOTSUP, "CUDA device %u (%s): compute capability %d.%d, this build needs 9.0",
+                    config->index, prop.name, prop.major, prop.minor);
+    *ret = (struct mok_device_limits){ .kind = MOK_DEVICE_CUDA,
+                                       .units = (uint32_t)prop.multiProcessorCount,
+                                       .memory_bytes = prop.totalGlobalMem };
     memcpy(ret->uuid, prop.uuid.bytes, sizeof(ret->uuid));
     ret->mps = cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, (int)config->index) == cudaSuccess && mps;
     return 0;
 }
 
-static void cuda_close(struct mok_engine *engine) {
+static void cuda_close(struct mok_engine *engine)
+{
     if (!engine)
         return;
     if (cudaSetDevice((int)engine->config.index) == cudaSuccess) {
@@ -111,7 +117,8 @@ static void cuda_close(struct mok_engine *engine) {
     free(engine);
 }
 
-static int open_resources(struct mok_engine *e, struct mok_message *message) {
+static int open_resources(struct mok_engine *e, struct mok_message *message)
+{
     int r = check(cudaSetDevice((int)e->config.index), "choosing the device", message);
     if (r == 0)
         r = mok_cuda_driver_load(&e->driver, message);
@@ -135,7 +142,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message) {
     return r;
 }
 
-static int cuda_open(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message) {
+static int cuda_open(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message)
+{
     struct mok_device_limits limits;
     struct mok_engine *e;
     int r = cuda_probe(config, &limits, message);
@@ -157,22 +165,26 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
     return 0;
 }
 
-static int cuda_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message) {
+static int cuda_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message)
+{
     cudaSetDevice((int)engine->config.index);
     return mok_cuda_memory_alloc(&engine->driver, (int)engine->config.index, bytes, ret_fd, message);
 }
 
-static int cuda_memory_map(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message) {
+static int cuda_memory_map(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message)
+{
     cudaSetDevice((int)engine->config.index);
     return mok_cuda_memory_map(&engine->driver, (int)engine->config.index, fd, bytes, ret, message);
 }
 
-static void cuda_memory_unmap(struct mok_engine *engine, void *address, uint64_t bytes) {
+static void cuda_memory_unmap(struct mok_engine *engine, void *address, uint64_t bytes)
+{
     cudaSetDevice((int)engine->config.index);
     mok_cuda_memory_unmap(&engine->driver, address, bytes);
 }
 
-static void fill_schedule(struct mok_engine_layer *l) {
+static void fill_schedule(struct mok_engine_layer *l)
+{
     const struct mok_layer_spec *spec = &l->plan.spec;
     uint8_t *m = l->private_memory;
     l->schedule = (struct mok_cuda_schedule_args){
@@ -207,7 +219,8 @@ static void fill_schedule(struct mok_engine_layer *l) {
     }
 }
 
-static void fill_main(struct mok_engine_layer *l) {
+static void fill_main(struct mok_engine_layer *l)
+{
     const struct mok_layer_spec *spec = &l->plan.spec;
     uint8_t *m = l->private_memory;
     l->main = (struct mok_cuda_main_args){
@@ -238,18 +251,22 @@ static void fill_main(struct mok_engine_layer *l) {
         l->main.set[i].k_blocks = (l->main.set[i].inter + MOK_TILE_K - 1) / MOK_TILE_K;
 }
 
-static void cuda_layer_close(struct mok_engine_layer *layer) {
+static void cuda_layer_close(struct mok_engine_layer *layer)
+{
     free(layer);
 }
 
 static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *plan, void *const *symmetric,
-                           void *private_memory, struct mok_engine_layer **ret, struct mok_message *message) {
+                           void *private_memory, struct mok_engine_layer **ret, struct mok_message *message)
+{
     struct mok_engine_layer *l;
 
     if (plan->device.kind != MOK_DEVICE_CUDA)
-        return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind, MOK_DEVICE_CUDA);
+        return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
+                    MOK_DEVICE_CUDA);
     if (plan->spec.precision != MOK_BF16)
-        return fail(message, -MOK_ENOTSUP, "precision = %u: the CUDA engine runs BF16 (%u)", plan->spec.precision, MOK_BF16);
+        return fail(message, -MOK_ENOTSUP, "precision = %u: the CUDA engine runs BF16 (%u)", plan->spec.precision,
+                    MOK_BF16);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = calloc(1, sizeof(*l));
@@ -277,18 +294,20 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
 }
 
 /* A row-major BF16 tensor [planes][rows][columns], read in boxes of box_rows x 64 columns, swizzled by 128 bytes. */
-static int make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint64_t columns, uint64_t rows,
-                    uint64_t planes, uint32_t box_rows, uint32_t dimensions) {
-    const cuuint64_t size[3] = {columns, rows, planes}, stride[2] = {columns * 2, columns * rows * 2};
-    const cuuint32_t box[3] = {MOK_TILE_K, box_rows, 1}, step[3] = {1, 1, 1};
-    CUresult r = d->tensor_map_encode(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, dimensions, (void *)(uintptr_t)base, size, stride,
-                                      box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+static int make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint64_t columns,
+                    uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions)
+{
+    const cuuint64_t size[3] = { columns, rows, planes }, stride[2] = { columns * 2, columns * rows * 2 };
+    const cuuint32_t box[3] = { MOK_TILE_K, box_rows, 1 }, step[3] = { 1, 1, 1 };
+    CUresult r = d->tensor_map_encode(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, dimensions, (void *)(uintptr_t)base, size,
+                                      stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return r == CUDA_SUCCESS ? 0 : -MOK_EDEVICE;
 }
 
 static int make_set_maps(const struct mok_cuda_driver *d, struct mok_cuda_set *s, const void *gate, const void *up,
-                         const void *down, uint64_t hidden, uint64_t experts, uint64_t h_rows) {
+                         const void *down, uint64_t hidden, uint64_t experts, uint64_t h_rows)
+{
     int r = make_map(d, &s->gate, gate, hidden, s->inter, experts, MOK_TILE_N / 2, 3);
     if (r == 0)
         r = make_map(d, &s->up, up, hidden, s->inter, experts, MOK_TILE_N / 2, 3);
@@ -299,7 +318,8 @@ static int make_set_maps(const struct mok_cuda_driver *d, struct mok_cuda_set *s
     return r;
 }
 
-static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p) {
+static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p)
+{
     const struct mok_layer_spec *spec = &l->plan.spec;
     int r;
 
@@ -309,8 +329,8 @@ static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params 
     r = make_set_maps(&l->engine->driver, &l->main.set[0], p->gate, p->up, p->down, spec->hidden, l->plan.local_experts,
                       l->plan.ring_rows);
     if (r == 0 && spec->shared_intermediate)
-        r = make_set_maps(&l->engine->driver, &l->main.set[1], p->shared_gate, p->shared_up, p->shared_down, spec->hidden, 1,
-                          l->layout.shared_rows);
+        r = make_set_maps(&l->engine->driver, &l->main.set[1], p->shared_gate, p->shared_up, p->shared_down,
+                          spec->hidden, 1, l->layout.shared_rows);
     if (r == 0) {
         l->mapped = *p;
         l->maps_made = true;
@@ -319,7 +339,8 @@ static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params 
 }
 
 /* Where macrobatch 0, the last one, leaves its rows. */
-static void keep_ring(struct mok_engine_layer *l, const struct mok_op_args *args) {
+static void keep_ring(struct mok_engine_layer *l, const struct mok_op_args *args)
+{
     uint8_t *ring = args->context_mode == MOK_CONTEXT_FULL ? (uint8_t *)args->context + l->plan.ctx_ring : NULL;
     l->main.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + l->kept.x : l->main.x_ring[1];
     l->main.context_a = ring ? ring + l->kept.a : NULL;
@@ -327,15 +348,16 @@ static void keep_ring(struct mok_engine_layer *l, const struct mok_op_args *args
 }
 
 /* Only now, when all ranks are well: a forward that fails before leaves its context alone. */
-static int save_context(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+static int save_context(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
     const uint8_t *own = l->symmetric[l->plan.spec.rank];
     uint8_t *context = args->context;
     struct mok_cuda_save_args a = {
-        .header = {.magic = MOK_CONTEXT_MAGIC,
-                   .layer_hash = l->hash,
-                   .mode = args->context_mode,
-                   .tokens = args->tokens,
-                   .ring_rows_kept = args->context_mode == MOK_CONTEXT_FULL ? l->plan.ring_rows : 0},
+        .header = { .magic = MOK_CONTEXT_MAGIC,
+                    .layer_hash = l->hash,
+                    .mode = args->context_mode,
+                    .tokens = args->tokens,
+                    .ring_rows_kept = args->context_mode == MOK_CONTEXT_FULL ? l->plan.ring_rows : 0 },
         .ids = (const int32_t *)(own + l->plan.sym_ids),
         .weight = (const float *)(own + l->plan.sym_topk_weight),
         .slots = (uint64_t)args->tokens * l->plan.spec.topk,
@@ -347,7 +369,8 @@ static int save_context(struct mok_engine_layer *l, const struct mok_op_args *ar
     return mok_cuda_launch_save(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
-static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
     const struct mok_layer_spec *spec = &l->plan.spec;
     struct mok_cuda_schedule_args *s = &l->schedule;
     int r = make_maps(l, &args->params);
@@ -370,7 +393,8 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
-static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
     uint8_t *own = l->symmetric[l->plan.spec.rank];
     struct mok_cuda_prepare_args a = {
         .ids = args->ids,
@@ -384,7 +408,8 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
     return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
-static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
     const uint8_t *own = l->symmetric[l->plan.spec.rank];
     struct mok_cuda_reduce_args a = {
         .ids = (const int32_t *)(own + l->plan.sym_ids),
@@ -402,8 +427,9 @@ static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *
 
 /* What can be said about the arguments without the device. */
 static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
-                        struct mok_op_result *ret) {
-    *ret = (struct mok_op_result){0};
+                        struct mok_op_result *ret)
+{
+    *ret = (struct mok_op_result){ 0 };
     if (args->kind == MOK_KIND_BACKWARD) {
         mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
         return;
@@ -414,7 +440,8 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
         mok_args_check_peers(&layer->plan, args, ret);
 }
 
-int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream) {
+int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+{
     struct mok_engine *e = layer->engine;
 
     if (cudaSetDevice((int)e->config.index) != cudaSuccess)
@@ -438,21 +465,23 @@ int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *a
 }
 
 /* The first bad id; the copy in the symmetric workspace is what was checked. */
-static int report_bad_slot(struct mok_engine_layer *layer, uint64_t slot, struct mok_op_result *ret) {
+static int report_bad_slot(struct mok_engine_layer *layer, uint64_t slot, struct mok_op_result *ret)
+{
     const uint8_t *ids = layer->symmetric[layer->plan.spec.rank] + layer->plan.sym_ids;
     int32_t value = 0;
 
     if (cudaMemcpy(&value, ids + 4 * slot, sizeof(value), cudaMemcpyDeviceToHost) != cudaSuccess)
         return -MOK_EDEVICE;
-    *ret = (struct mok_op_result){.status = -MOK_EEXPERT,
-                                  .argument = MOK_ARG_IDS,
-                                  .bad_token = slot / layer->plan.spec.topk,
-                                  .bad_slot = slot % layer->plan.spec.topk,
-                                  .bad_value = value};
+    *ret = (struct mok_op_result){ .status = -MOK_EEXPERT,
+                                   .argument = MOK_ARG_IDS,
+                                   .bad_token = slot / layer->plan.spec.topk,
+                                   .bad_slot = slot % layer->plan.spec.topk,
+                                   .bad_value = value };
     return 0;
 }
 
-int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret) {
+int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret)
+{
     struct mok_engine *e = layer->engine;
     const volatile struct mok_cuda_report *report = e->report;
     struct mok_op_result r = e->refused;
@@ -474,8 +503,10 @@ int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret) 
     return 0;
 }
 
-void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message *ret) {
-    static const char *const waits[] = {"nothing", "pulled rows", "all of h", "free ring rows (x)", "free ring rows (h)"};
+void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message *ret)
+{
+    static const char *const waits[] = { "nothing", "pulled rows", "all of h", "free ring rows (x)",
+                                         "free ring rows (h)" };
     const struct mok_cuda_trip *t = &engine->report->trip;
     snprintf(ret->text, sizeof(ret->text),
              "block %u waited for %s until %u of %u; task: row %llu, ring row %llu, what %#x, how %#x", t->block,
@@ -483,12 +514,14 @@ void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message 
              (unsigned long long)t->task.ring64 * MOK_SEGMENT_ALIGN, t->task.what, t->task.how);
 }
 
-static void CUDART_CB ring(void *data) {
+static void CUDART_CB ring(void *data)
+{
     const struct mok_engine *e = data;
     e->config.notify(e->config.cookie);
 }
 
-static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase) {
+static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase)
+{
     struct mok_engine *e = layer->engine;
     int r;
 
@@ -508,15 +541,17 @@ static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *
 }
 
 /* An abort that came too late changes nothing but must not hit the next operation. */
-static void settle_abort(struct mok_engine *e, struct mok_op_result *result) {
+static void settle_abort(struct mok_engine *e, struct mok_op_result *result)
+{
     cudaStreamSynchronize(e->side);
     cudaMemset(e->abort_word, 0, sizeof(*e->abort_word));
     if (result->status == 0)
         result->status = -MOK_ECANCELED;
 }
 
-static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret) {
-    struct mok_op_result result = {0};
+static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret)
+{
+    struct mok_op_result result = { 0 };
     float ms = 0.0f;
     cudaError_t e;
 
@@ -540,7 +575,8 @@ static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret) {
     return 1;
 }
 
-static void cuda_abort(struct mok_engine *engine) {
+static void cuda_abort(struct mok_engine *engine)
+{
     static const uint32_t one = 1;
     if (!engine->running || cudaSetDevice((int)engine->config.index) != cudaSuccess)
         return;

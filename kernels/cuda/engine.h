@@ -15,7 +15,8 @@ extern "C" {
 extern const struct mok_engine_ops mok_cuda_engine;
 
 /* Queues a phase on `stream` (a cudaStream_t) and returns. `args` may be reused at once. Capturable in a graph. */
-int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream);
+int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
+                     void *stream);
 
 /* The outcome of the phase queued last, once the stream has passed it. */
 int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret);

@@ -142,7 +142,8 @@ void device_group_open(struct device_group *g, const struct problem *p, const st
         open_params(g, p, r);
     }
     for (r = 0; r < g->ranks; r++) {
-        if (ops()->layer_open(g->engine[r], &g->plan[r], symmetric, g->private_memory[r].at, &g->layer[r], &message) < 0)
+        if (ops()->layer_open(g->engine[r], &g->plan[r], symmetric, g->private_memory[r].at, &g->layer[r], &message) <
+            0)
             fail_msg("layer of rank %u: %s", r, message.text);
         open_tensors(g, p, r, first);
         first += tokens[r];

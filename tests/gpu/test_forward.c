@@ -72,16 +72,26 @@ static void every_vector_matches_at_every_ep(void **state)
 
 static void larger_problem(struct problem *p)
 {
-    problem_make(p, &(struct problem_options){ .hidden = 336, .intermediate = 208, .experts = 8, .topk = 3, .tokens = 700,
-                                               .shared_intermediate = 80, .routing = ROUTE_ZIPF, .masked = 0.1,
+    problem_make(p, &(struct problem_options){ .hidden = 336,
+                                               .intermediate = 208,
+                                               .experts = 8,
+                                               .topk = 3,
+                                               .tokens = 700,
+                                               .shared_intermediate = 80,
+                                               .routing = ROUTE_ZIPF,
+                                               .masked = 0.1,
                                                .seed = 11 });
 }
 
 static void no_setting_changes_a_bit(void **state)
 {
     static const struct device_options others[] = {
-        { .ranks = 1, .minibatch_rows = 64 },  { .ranks = 1, .ring_rows = 128 }, { .ranks = 1, .blocks = 2 },
-        { .ranks = 1, .chaos_delay_us = 30 },  { .ranks = 2 },                   { .ranks = 4, .ring_rows = 64 },
+        { .ranks = 1, .minibatch_rows = 64 },
+        { .ranks = 1, .ring_rows = 128 },
+        { .ranks = 1, .blocks = 2 },
+        { .ranks = 1, .chaos_delay_us = 30 },
+        { .ranks = 2 },
+        { .ranks = 4, .ring_rows = 64 },
         { .ranks = 8, .chaos_delay_us = 10 },
     };
     struct problem p;
@@ -172,7 +182,8 @@ static void an_aborted_phase_ends_and_the_next_operation_is_right(void **state)
     (void)state;
     larger_problem(&p);
     want = forward(&p, &(struct device_options){ .ranks = 1 }, &p.tokens);
-    device_group_open(&group, &p, &(struct device_options){ .ranks = 1, .blocks = 2, .chaos_delay_us = 1000 }, &p.tokens);
+    device_group_open(&group, &p, &(struct device_options){ .ranks = 1, .blocks = 2, .chaos_delay_us = 1000 },
+                      &p.tokens);
     assert_int_equal(device_phase(&group, 0, MOK_PHASE_PREPARE).status, 0);
     assert_int_equal(cuda->start(group.layer[0], &group.args[0], MOK_PHASE_MAIN), 0);
     assert_int_equal(cuda->start(group.layer[0], &group.args[0], MOK_PHASE_MAIN), -MOK_EBUSY);
