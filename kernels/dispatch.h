@@ -5,8 +5,8 @@
  *   SUBMITTED -> PREPARING -> READY -(all ranks ready)-> MAIN -> PUSHED -(all ranks pushed)-> REDUCING -> DONE
  *                                  \-(some rank not well)-----> PUSHED (nothing ran) ------------------> DONE
  *
- * Ranks tell each other through struct mok_layer_flags at the start of each symmetric workspace: monotonic
- * sequence numbers, one writer each. A rank publishes ready(n + 1) only after its own done(n), and done(n) only
+ * Ranks tell each other through struct mok_layer_flags: monotonic sequence numbers, one writer each. They lie in host
+ * memory whatever the devices are, MOK_FLAGS_BYTES a rank in rank order, one such block a layer. A rank publishes ready(n + 1) only after its own done(n), and done(n) only
  * after all ranks pushed(n): so info(n) and the slots stay valid for as long as anyone can look.
  * An operation that fails takes the same road, so that all ranks see the same verdict. It is reached twice: from all
  * infos once all are ready, and from all push statuses once all have pushed; the lowest rank at fault is the one told.
@@ -42,7 +42,7 @@ struct mok_op_info {
     uint64_t x_offset, d_out_offset;
 };
 
-#define MOK_FLAGS_BYTES 4096
+#define MOK_FLAGS_BYTES 4096 /* of one rank */
 struct mok_layer_flags {
     uint64_t ready;  /* highest sequence number whose inputs are there */
     uint8_t pad0[120];

@@ -46,6 +46,8 @@ struct mok_device_limits {
     uint32_t kind;         /* enum mok_device_kind */
     uint32_t units;        /* host: threads; cuda: SMs */
     uint64_t memory_bytes;
+    uint8_t uuid[16];      /* cuda: the GPU; else zeros */
+    uint32_t mps;          /* cuda: not 0: this process shares the GPU through MPS */
 };
 
 /*
@@ -63,7 +65,7 @@ struct mok_plan {
     uint64_t max_rows;        /* rows this rank can receive at worst: ep * max_tokens * K */
     uint64_t ring_rows;       /* rows of one macrobatch, the ring's capacity */
 
-    /* symmetric workspace: peers map it. Offset 0: struct mok_layer_flags. */
+    /* symmetric workspace: peers map it. The ranks' flags (dispatch.h) are not in it, but in host memory of their own. */
     uint64_t sym_ids;          /* I32  [max_tokens][K], validated copy */
     uint64_t sym_topk_weight;  /* F32  [max_tokens][K] */
     uint64_t sym_slots;        /* BF16 [max_tokens][K][H]: y forward, d_x backward; one writer a slot */

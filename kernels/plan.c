@@ -193,7 +193,7 @@ static uint64_t place(uint64_t *offset, uint64_t bytes)
 static void count_bytes(struct mok_plan *plan, const struct mok_plan_backend *backend, struct text *text)
 {
     const struct mok_layer_spec *spec = &plan->spec;
-    uint64_t slots = (uint64_t)spec->max_tokens * spec->topk, at = MOK_FLAGS_BYTES;
+    uint64_t slots = (uint64_t)spec->max_tokens * spec->topk, at = 0;
 
     plan->sym_ids = place(&at, slots * sizeof(int32_t));
     plan->sym_topk_weight = place(&at, slots * sizeof(float));
@@ -211,7 +211,7 @@ static void count_bytes(struct mok_plan *plan, const struct mok_plan_backend *ba
 
     plan->private_bytes = mok_round_up(mok_max_u64(backend->private_bytes(plan), 1), BUFFER_ALIGN);
 
-    explain(text, "symmetric_bytes = %llu (flags, routing of %u tokens, a row of H for each of their %u slots)\n",
+    explain(text, "symmetric_bytes = %llu (routing of %u tokens, a row of H for each of their %u slots)\n",
             (unsigned long long)plan->symmetric_bytes, spec->max_tokens, spec->topk);
     explain(text, "private_bytes = %llu (schedule, ring, shared expert)\n", (unsigned long long)plan->private_bytes);
     explain(text, "context_full_bytes = %llu (routing and one macrobatch's x, gate and up rows)\n",

@@ -164,7 +164,13 @@ static int print_devices(const Mok__StatusReply *status)
         put(&table, "%" PRIu32, d->restarts);
         put(&table, "%" PRIu32, d->worker_pid);
     }
-    return table_print(&table);
+    int r = table_print(&table);
+    for (size_t i = 0; r == 0 && i < status->n_device; i++) {
+        const Mok__DeviceInfo *d = status->device[i];
+        if (d->state != MOK__DEVICE_STATE__DEVICE_UP && d->reason[0])
+            printf("%s: %s\n", d->name, d->reason);
+    }
+    return r;
 }
 
 static int print_jobs(const Mok__StatusReply *status)

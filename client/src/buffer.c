@@ -3,8 +3,10 @@
  */
 #include <inttypes.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <sys/mman.h>
 
+#include "cuda.h"
 #include "fork.h"
 #include "memory.h"
 #include "port.h"
@@ -27,11 +29,21 @@ void buffer_drop(mok_buffer *buffer)
             break;
         }
     }
-    mok_memory_unmap(buffer->data, buffer->bytes);
+    if (buffer->cuda)
+        cuda_unmap(buffer->cuda, buffer->data, buffer->bytes);
+    else
+        mok_memory_unmap(buffer->data, buffer->bytes);
     free(buffer);
 }
 
-static int buffer_map(mok_buffer *buffer, int fd)
+static int buffer_map_fail(int code, uint64_t bytes)
+{
+    if (code == -MOK_ENOMEM)
+        return client_fail(code, "no address space for the buffer's %" PRIu64 " bytes", bytes);
+    return client_fail(code, "the memory that mokd sent for the buffer does not hold %" PRIu64 " sealed bytes", bytes);
+}
+
+static int buffer_map_host(mok_buffer *buffer, int fd)
 {
     int r = mok_memory_map(fd, buffer->bytes, MOK_MAP_WRITE, &buffer->data);
     if (r == -MOK_ENOMEM)
@@ -45,11 +57,16 @@ static int buffer_map(mok_buffer *buffer, int fd)
     return 0;
 }
 
-static int buffer_map_fail(int code, uint64_t bytes)
+static int buffer_map(mok_buffer *buffer, const Mok__BufferAllocReply *reply, int fd)
 {
-    if (code == -MOK_ENOMEM)
-        return client_fail(code, "no address space for the buffer's %" PRIu64 " bytes", bytes);
-    return client_fail(code, "the memory that mokd sent for the buffer does not hold %" PRIu64 " sealed bytes", bytes);
+    if (reply->kind != MOK_DEVICE_CUDA) {
+        int r = buffer_map_host(buffer, fd);
+        return r < 0 ? buffer_map_fail(r, buffer->bytes) : 0;
+    }
+    if (reply->uuid.len != 16)
+        return client_fail(MOK_EPROTO, "mokd sent a GPU's buffer without the GPU's UUID");
+    int r = port_cuda(buffer->port, reply->uuid.data, &buffer->cuda);
+    return r < 0 ? r : cuda_map(buffer->cuda, fd, buffer->bytes, &buffer->data);
 }
 
 static int buffer_release(mok_session *session, uint32_t id)
@@ -98,10 +115,12 @@ static int buffer_alloc(mok_session *session, mok_group *group, uint32_t device,
         .port = port,
         .bytes = bytes,
     };
-    r = buffer_map(buffer, answer.fds.fd[0]);
+    r = buffer_map(buffer, answer.reply->buffer_alloc, answer.fds.fd[0]);
     if (r < 0) {
+        char why[320];
+        snprintf(why, sizeof(why), "%s", client_last_error());
         buffer_release(session, buffer->id);
-        return buffer_map_fail(r, bytes);
+        return client_fail_text(r, why);
     }
     pthread_mutex_lock(&session->lock);
     buffer->next = session->buffers;

@@ -57,8 +57,15 @@ static void note_buffer(struct submission *s, mok_buffer *buffer)
     s->buffer[i] = buffer;
 }
 
+/* How an operation is submitted: at once, or at a stream's end. */
+struct road {
+    bool by_stream;
+    mok_stream stream;
+};
+
 /* Fills in regions and buffers, and submits. */
-static int submit(mok_layer *layer, struct submission *s, const struct use *uses, size_t count, mok_ticket *ret_ticket)
+static int submit(mok_layer *layer, struct submission *s, const struct use *uses, size_t count, const struct road *road,
+                  mok_ticket *ret_ticket)
 {
     const mok_group *group = layer->group;
     const struct check_place place = { .session = group->session, .group = group, .device = group->device };
@@ -79,10 +86,13 @@ static int submit(mok_layer *layer, struct submission *s, const struct use *uses
     s->sqe.layer = layer->id;
     s->queue = group->queue;
     r = group_well(group);
-    return r < 0 ? r : port_submit(group->port, s, ret_ticket);
+    if (r < 0)
+        return r;
+    return road->by_stream ? port_submit_on_stream(group->port, s, road->stream, ret_ticket)
+                           : port_submit(group->port, s, ret_ticket);
 }
 
-static int forward(mok_layer *layer, const mok_forward_args *a, mok_ticket *ret_ticket)
+static int forward(mok_layer *layer, const mok_forward_args *a, const struct road *road, mok_ticket *ret_ticket)
 {
     const uint64_t row = 2 * (uint64_t)layer->spec.hidden, slots = 4 * (uint64_t)layer->spec.topk;
     struct submission s = { .sqe = {
@@ -106,10 +116,10 @@ static int forward(mok_layer *layer, const mok_forward_args *a, mok_ticket *ret_
                            MOK_CONTEXT_RECOMPUTE);
     if (a->context_mode == MOK_CONTEXT_NONE && a->context.buffer)
         return client_fail(MOK_EARG, "context is given, must be absent with context_mode 0");
-    return submit(layer, &s, uses, ARRAY_SIZE(uses), ret_ticket);
+    return submit(layer, &s, uses, ARRAY_SIZE(uses), road, ret_ticket);
 }
 
-static int backward(mok_layer *layer, const mok_backward_args *a, mok_ticket *ret_ticket)
+static int backward(mok_layer *layer, const mok_backward_args *a, const struct road *road, mok_ticket *ret_ticket)
 {
     const uint64_t row = 2 * (uint64_t)layer->spec.hidden, slots = 4 * (uint64_t)layer->spec.topk;
     struct submission s = { .sqe = {
@@ -131,10 +141,10 @@ static int backward(mok_layer *layer, const mok_backward_args *a, mok_ticket *re
     if (a->context_mode != MOK_CONTEXT_FULL && a->context_mode != MOK_CONTEXT_RECOMPUTE)
         return client_fail(MOK_ERANGE, "context_mode is %" PRIu32 ", must be %d or %d, as in the forward",
                            a->context_mode, MOK_CONTEXT_FULL, MOK_CONTEXT_RECOMPUTE);
-    return submit(layer, &s, uses, ARRAY_SIZE(uses), ret_ticket);
+    return submit(layer, &s, uses, ARRAY_SIZE(uses), road, ret_ticket);
 }
 
-_public_ int mok_layer_forward(mok_layer *layer, const mok_forward_args *args, mok_ticket *ret_ticket)
+static int check_forward(mok_layer *layer, const mok_forward_args *args, const struct road *road, mok_ticket *ret_ticket)
 {
     mok_forward_args own;
 
@@ -147,10 +157,11 @@ _public_ int mok_layer_forward(mok_layer *layer, const mok_forward_args *args, m
     if (r < 0 || (r = check_tokens(layer, own.tokens)) < 0 ||
         (r = check_flags(own.flags, MOK_FORWARD_ACCUMULATE_OUT)) < 0)
         return r;
-    return forward(layer, &own, ret_ticket);
+    return forward(layer, &own, road, ret_ticket);
 }
 
-_public_ int mok_layer_backward(mok_layer *layer, const mok_backward_args *args, mok_ticket *ret_ticket)
+static int check_backward(mok_layer *layer, const mok_backward_args *args, const struct road *road,
+                          mok_ticket *ret_ticket)
 {
     mok_backward_args own;
 
@@ -163,7 +174,33 @@ _public_ int mok_layer_backward(mok_layer *layer, const mok_backward_args *args,
     if (r < 0 || (r = check_tokens(layer, own.tokens)) < 0 ||
         (r = check_flags(own.flags, MOK_BACKWARD_OVERWRITE_WGRAD)) < 0)
         return r;
-    return backward(layer, &own, ret_ticket);
+    return backward(layer, &own, road, ret_ticket);
+}
+
+_public_ int mok_layer_forward(mok_layer *layer, const mok_forward_args *args, mok_ticket *ret_ticket)
+{
+    const struct road road = { .by_stream = false };
+    return check_forward(layer, args, &road, ret_ticket);
+}
+
+_public_ int mok_layer_backward(mok_layer *layer, const mok_backward_args *args, mok_ticket *ret_ticket)
+{
+    const struct road road = { .by_stream = false };
+    return check_backward(layer, args, &road, ret_ticket);
+}
+
+_public_ int mok_layer_forward_on_stream(mok_layer *layer, const mok_forward_args *args, mok_stream stream,
+                                         mok_ticket *ret_ticket)
+{
+    const struct road road = { .by_stream = true, .stream = stream };
+    return check_forward(layer, args, &road, ret_ticket);
+}
+
+_public_ int mok_layer_backward_on_stream(mok_layer *layer, const mok_backward_args *args, mok_stream stream,
+                                          mok_ticket *ret_ticket)
+{
+    const struct road road = { .by_stream = true, .stream = stream };
+    return check_backward(layer, args, &road, ret_ticket);
 }
 
 _public_ int mok_nop(mok_session *session, uint32_t device, mok_ticket *ret_ticket)

@@ -2,9 +2,11 @@
 #include "port.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "fork.h"
 #include "queue.h"
@@ -12,6 +14,8 @@
 /* Longest sleep between two looks at whether mokd is still there, and how often a caller that polls looks. */
 #define SLICE_NS 200000000u
 #define LOOK_NS 100000000u
+/* How often somebody looks for streams that wait. */
+#define WATCH_NAP_NS 20000000
 
 /* How long a queue that is given back may take before one looks again. */
 #define RETURN_US 5000u
@@ -37,7 +41,15 @@ struct port {
     mok_session *session;
     uint32_t device, entries;
 
+    pthread_mutex_t opening; /* of the GPU and of stream slots; taken before the lock */
+    struct cuda_device *cuda;
+
     pthread_mutex_t lock; /* all below */
+    struct stream_page *pages; /* newest first; kept, since streams may look at them for as long as they like */
+    uint32_t on_stream;        /* operations in flight that a stream waits for */
+    pthread_t watcher;         /* once there is a page */
+    pthread_cond_t watch;      /* on_stream is not 0 any more, or closing */
+    bool closing;
     struct lane *lane;
     int over; /* why nothing more goes through the lane; 0: it does */
     uint64_t looked_ns;
@@ -163,6 +175,11 @@ static int lane_open(mok_session *session, uint32_t device, struct lane **ret_la
 /* Under the lock. What the operation used is the caller's again. */
 static void complete(struct port *port, struct ticket_slot *slot, const struct mok_cqe *cqe)
 {
+    if (slot->page) {
+        stream_end(slot->page, slot->stream_slot);
+        slot->page = NULL;
+        port->on_stream--;
+    }
     slot->state = TICKET_DONE;
     slot->cqe = *cqe;
     if (slot->layer)
@@ -233,6 +250,8 @@ static struct port *port_new(mok_session *session, uint32_t device)
         return NULL;
     }
     pthread_mutex_init(&port->lock, NULL);
+    pthread_mutex_init(&port->opening, NULL);
+    pthread_cond_init(&port->watch, NULL);
     port->session = session;
     port->device = device;
     port->entries = session->queue_entries;
@@ -240,12 +259,32 @@ static struct port *port_new(mok_session *session, uint32_t device)
     return port;
 }
 
+static void streams_close(struct port *port)
+{
+    if (!port->pages)
+        return;
+    pthread_mutex_lock(&port->lock);
+    port->closing = true;
+    pthread_cond_signal(&port->watch);
+    pthread_mutex_unlock(&port->lock);
+    pthread_join(port->watcher, NULL);
+    while (port->pages) {
+        struct stream_page *page = port->pages;
+        port->pages = page->next;
+        stream_page_close(page);
+    }
+}
+
 void port_close(struct port *port)
 {
     if (!port)
         return;
+    streams_close(port);
     lane_put(port->lane);
     ticket_table_clear(&port->tickets);
+    cuda_close(port->cuda);
+    pthread_cond_destroy(&port->watch);
+    pthread_mutex_destroy(&port->opening);
     pthread_mutex_destroy(&port->lock);
     free(port);
 }
@@ -354,9 +393,17 @@ static int submit_check(struct port *port, const struct submission *s)
     return s->layer ? layer_ready(s->layer, s->sqe.opcode) : 0;
 }
 
+/* A submission and the slot that its stream waits at; NULL: none. */
+struct handed {
+    const struct submission *submission;
+    struct stream_page *page;
+    uint32_t slot;
+};
+
 /* Under the lock. */
-static int submit(struct port *port, const struct submission *s, mok_ticket *ret_ticket)
+static int submit(struct port *port, const struct handed *handed, mok_ticket *ret_ticket)
 {
+    const struct submission *s = handed->submission;
     struct mok_sqe *sqe;
 
     reap(port);
@@ -385,6 +432,15 @@ static int submit(struct port *port, const struct submission *s, mok_ticket *ret
     port->cancels += s->sqe.opcode == MOK_OP_CANCEL;
     *sqe = s->sqe;
     sqe->user_data = slot->ticket;
+    if (handed->page) {
+        sqe->flags |= MOK_SQE_ON_STREAM;
+        sqe->stream_slot = handed->slot;
+        sqe->stream_number = handed->page->use[handed->slot].number;
+        slot->page = handed->page;
+        slot->stream_slot = handed->slot;
+        port->on_stream++;
+        pthread_cond_signal(&port->watch);
+    }
     mok_queue_client_publish(&port->lane->client);
     *ret_ticket = slot->ticket;
     return 0;
@@ -392,10 +448,151 @@ static int submit(struct port *port, const struct submission *s, mok_ticket *ret
 
 int port_submit(struct port *port, const struct submission *submission, mok_ticket *ret_ticket)
 {
+    const struct handed plain = { .submission = submission };
+
     pthread_mutex_lock(&port->lock);
-    int r = submit(port, submission, ret_ticket);
+    int r = submit(port, &plain, ret_ticket);
     pthread_mutex_unlock(&port->lock);
     return r;
+}
+
+/* ------------------------------------------------------------------ streams */
+
+int port_cuda(struct port *port, const uint8_t *uuid, struct cuda_device **ret)
+{
+    int r = 0;
+
+    pthread_mutex_lock(&port->opening);
+    if (!port->cuda)
+        r = uuid ? cuda_open(uuid, port->session->mps_pipe, &port->cuda) : cuda_open_current(&port->cuda);
+    if (r == 0)
+        *ret = port->cuda;
+    pthread_mutex_unlock(&port->opening);
+    return r;
+}
+
+/*
+ * A GPU that waits sees neither a socket's end nor a closed ring. So while streams wait, somebody looks for them; the
+ * worker itself releases them as long as it lives.
+ */
+static void *watch(void *cookie)
+{
+    const struct timespec nap = { .tv_nsec = WATCH_NAP_NS };
+    struct port *port = cookie;
+
+    pthread_mutex_lock(&port->lock);
+    while (!port->closing) {
+        if (port->on_stream == 0) {
+            pthread_cond_wait(&port->watch, &port->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&port->lock);
+        nanosleep(&nap, NULL);
+        look(port);
+        pthread_mutex_lock(&port->lock);
+        reap(port);
+    }
+    pthread_mutex_unlock(&port->lock);
+    return NULL;
+}
+
+/* All signals are the caller's threads' affair. */
+static int watcher_start(struct port *port)
+{
+    sigset_t all, before;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&port->watcher, NULL, watch, port);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error ? client_fail(MOK_ENOMEM, "no thread to watch over waiting streams: %s", strerror(error)) : 0;
+}
+
+static int page_ask(struct port *port, uint32_t queue, struct stream_page **ret)
+{
+    _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__StreamOpen body = MOK__STREAM_OPEN__INIT;
+
+    int r = check_room_for_fds();
+    if (r < 0)
+        return r;
+    body.queue = queue;
+    request.body_case = MOK__REQUEST__BODY_STREAM_OPEN;
+    request.stream_open = &body;
+    r = session_call(port->session, &request, MOK__REPLY__BODY_STREAM_OPEN, 1, &answer);
+    if (r < 0)
+        return r;
+    const Mok__StreamOpenReply *reply = answer.reply->stream_open;
+    r = stream_page_open(answer.fds.fd[0], reply->bytes, reply->slots, port->cuda, ret);
+    if (r == 0)
+        (*ret)->queue = queue;
+    return r;
+}
+
+/* Under port->opening. The page of the queue that the port has now. */
+static int page_get(struct port *port, struct stream_page **ret)
+{
+    struct stream_page *page = NULL;
+    uint32_t queue = port_queue(port);
+
+    if (!port->cuda) {
+        int r = cuda_open_current(&port->cuda);
+        if (r < 0)
+            return r;
+    }
+    if (port->pages && port->pages->queue == queue) {
+        *ret = port->pages;
+        return 0;
+    }
+    int r = page_ask(port, queue, &page);
+    if (r < 0)
+        return r;
+    r = port->pages ? 0 : watcher_start(port);
+    if (r < 0) {
+        stream_page_close(page);
+        return r;
+    }
+    page->next = port->pages;
+    port->pages = *ret = page;
+    return 0;
+}
+
+static int submit_handed(struct port *port, const struct handed *handed, void *stream, mok_ticket *ret_ticket)
+{
+    struct submission own = *handed->submission;
+    struct handed same = { .submission = &own, .page = handed->page };
+
+    own.queue = own.queue ? own.queue : handed->page->queue;
+    pthread_mutex_lock(&port->lock);
+    reap(port);
+    int r = submit_check(port, &own);
+    if (r == 0)
+        r = stream_take(same.page, &same.slot);
+    pthread_mutex_unlock(&port->lock);
+    if (r < 0)
+        return r;
+    /* Without the lock: the stream may be full until an operation is over, and the watcher may have to end that. */
+    r = stream_hand_over(same.page, same.slot, stream);
+    if (r < 0)
+        stream_forget(same.page, same.slot);
+    pthread_mutex_lock(&port->lock);
+    if (r == 0)
+        r = submit(port, &same, ret_ticket);
+    if (r < 0)
+        stream_end(same.page, same.slot);
+    pthread_mutex_unlock(&port->lock);
+    return r;
+}
+
+int port_submit_on_stream(struct port *port, const struct submission *submission, void *stream, mok_ticket *ret_ticket)
+{
+    struct handed handed = { .submission = submission };
+
+    pthread_mutex_lock(&port->opening);
+    int r = page_get(port, &handed.page);
+    pthread_mutex_unlock(&port->opening);
+    return r < 0 ? r : submit_handed(port, &handed, stream, ret_ticket);
 }
 
 /* ------------------------------------------------------------------ waiting */

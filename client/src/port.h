@@ -7,7 +7,9 @@
 #ifndef MOK_CLIENT_PORT_H
 #define MOK_CLIENT_PORT_H
 
+#include "cuda.h"
 #include "session.h"
+#include "stream.h"
 #include "tickets.h"
 
 /* Cancels that one session may have in flight on a device; each has a place of its own beside queue_entries. */
@@ -20,6 +22,11 @@
 int port_get(mok_session *session, uint32_t device, struct port **ret_port, uint32_t *ret_queue);
 /* The port of a ticket's device; NULL: no such. */
 struct port *port_of(mok_session *session, mok_ticket ticket);
+/*
+ * The GPU of the port's device, opened at the first call. `uuid` NULL: a device without one, whose streams are those of
+ * the current context.
+ */
+int port_cuda(struct port *port, const uint8_t *uuid, struct cuda_device **ret);
 /* The port must not be in use. NULL is fine. */
 void port_close(struct port *port);
 
@@ -35,6 +42,12 @@ struct submission {
  * nobody asked for yet; -MOK_EWORKER: the queue is not there any more; what layer_ready() says.
  */
 int port_submit(struct port *port, const struct submission *submission, mok_ticket *ret_ticket);
+
+/*
+ * The same, handed over by a CUDA stream, at its present end. The first on a queue asks mokd for stream slots and waits
+ * for that. Releases the stream if the submission is refused after all.
+ */
+int port_submit_on_stream(struct port *port, const struct submission *submission, void *stream, mok_ticket *ret_ticket);
 
 struct outcome {
     struct mok_cqe cqe;

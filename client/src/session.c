@@ -108,6 +108,7 @@ static int hello(mok_session *session, const char *job)
     if (answer.reply->hello->protocol != PROTOCOL_VERSION)
         return client_fail(MOK_EVERSION, "mokd %s chose protocol %u, this library speaks %u",
                            answer.reply->hello->daemon_version, answer.reply->hello->protocol, PROTOCOL_VERSION);
+    snprintf(session->mps_pipe, sizeof(session->mps_pipe), "%s", answer.reply->hello->mps_pipe);
     return 0;
 }
 

@@ -33,6 +33,7 @@ struct mok_session {
     uint32_t fork_mark;
     uint32_t queue_entries;
     uint64_t timeout_ms; /* of a plain answer */
+    char mps_pipe[256];  /* of the MPS that mokd's workers run under; "": none */
     pthread_mutex_t opening;
     struct port *port[MOK_MAX_DEVICES]; /* set once, with release */
 
@@ -61,6 +62,7 @@ struct mok_buffer {
     struct port *port;
     uint64_t bytes;
     void *data;
+    struct cuda_device *cuda; /* whose memory it is, the port's; NULL: a host's */
     uint32_t bindings;   /* of layers; session->lock */
     uint32_t operations; /* in flight; the port's lock */
 };

@@ -39,6 +39,7 @@ struct ticket_slot *ticket_take(struct ticket_table *table)
     slot->unwanted = false;
     slot->group = 0;
     slot->layer = NULL;
+    slot->page = NULL;
     memset(slot->buffer, 0, sizeof(slot->buffer));
     memset(&slot->cqe, 0, sizeof(slot->cqe));
     return slot;

@@ -17,6 +17,8 @@
 #define TICKET_SLOT_BITS 13
 _Static_assert(MOK_MAX_DEVICES <= 1u << TICKET_DEVICE_BITS, "a device must fit a ticket");
 
+struct stream_page;
+
 enum ticket_state {
     TICKET_FREE = 0,
     TICKET_FLYING, /* submitted */
@@ -33,6 +35,8 @@ struct ticket_slot {
     uint32_t group;                       /* id; 0: none */
     mok_layer *layer;                     /* while in flight; NULL: a no-op, a cancel, or its layer is gone */
     mok_buffer *buffer[MOK_REGION_COUNT]; /* that it uses while in flight; NULL: none */
+    struct stream_page *page;             /* while in flight: whose slot a stream waits at; NULL: none does */
+    uint32_t stream_slot;
     struct mok_cqe cqe;
 };
 

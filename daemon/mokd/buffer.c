@@ -66,6 +66,11 @@ static void hand_out(struct mokd_buffer *buffer, struct mokd_call *call)
     buffer->ready = true;
     body.buffer = buffer->id;
     body.bytes = buffer->bytes;
+    body.kind = buffer->device->config->kind;
+    if (body.kind == MOK_DEVICE_CUDA) {
+        body.uuid.data = buffer->device->uuid;
+        body.uuid.len = sizeof(buffer->device->uuid);
+    }
     reply.body_case = MOK__REPLY__BODY_BUFFER_ALLOC;
     reply.buffer_alloc = &body;
     mokd_call_reply(call, &reply, &buffer->storage->fd, 1);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 
 #include "layer.h"
+#include "memory.h"
+#include "mok/ring_abi.h"
 #include "names.h"
 
 #define QUEUE_DESCRIPTORS 4u
@@ -174,6 +176,82 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
     message.queue_open = &body;
     queue->call = mokd_call_begin(session, id);
     mokd_device_send(device, &message, fds, ARRAY_SIZE(fds), MOKD_WORKER_TIMEOUT_MS, opened, queue, 0);
+}
+
+/* ------------------------------------------------------------------ stream slots */
+
+/* The worker and the client map them; we need them no longer than it takes to hand them out. */
+struct stream {
+    struct mokd_call call;
+    uint64_t bytes;
+    uint32_t slots;
+    int fd;
+};
+
+static void stream_opened(void *cookie, uint32_t tag, const struct mokd_answer *answer)
+{
+    struct stream *stream = cookie;
+    struct mokd_error error = { 0 };
+    Mok__Reply reply = MOK__REPLY__INIT;
+    Mok__StreamOpenReply body = MOK__STREAM_OPEN_REPLY__INIT;
+
+    if (answer->code < 0) {
+        mokd_error_set(&error, answer->code, "queue = %u: %s", tag, answer->text);
+        mokd_call_fail(&stream->call, &error);
+    } else {
+        body.bytes = stream->bytes;
+        body.slots = stream->slots;
+        reply.body_case = MOK__REPLY__BODY_STREAM_OPEN;
+        reply.stream_open = &body;
+        mokd_call_reply(&stream->call, &reply, &stream->fd, 1);
+    }
+    mok_close(stream->fd);
+    free(stream);
+}
+
+static int stream_begin(const struct mokd_queue *queue, struct stream **ret)
+{
+    struct stream *stream = calloc(1, sizeof(*stream));
+
+    if (!stream)
+        return -MOK_ENOMEM;
+    stream->slots = queue->ring.layout.cq_entries;
+    stream->bytes = mok_memory_round(stream->slots * sizeof(struct mok_stream_slot));
+    int r = mok_memory_create("mok-stream", stream->bytes, &stream->fd);
+    if (r < 0) {
+        free(stream);
+        return r;
+    }
+    *ret = stream;
+    return 0;
+}
+
+void mokd_stream_open(struct mokd_session *session, uint64_t id, const Mok__StreamOpen *request)
+{
+    const struct mokd_queue *queue = queue_by_id(session, request->queue);
+    struct mokd_error error = { 0 };
+    struct stream *stream = NULL;
+
+    if (!queue || queue->closing) {
+        mokd_error_set(&error, -MOK_ENOENT, "queue = %u: the session has no such queue", request->queue);
+    } else {
+        int r = stream_begin(queue, &stream);
+        if (r < 0)
+            mokd_error_set(&error, r, "queue = %u: no memory for its stream slots: %s", queue->id, mok_error_text(r));
+    }
+    if (error.code < 0) {
+        mokd_session_refuse(session, id, &error);
+        return;
+    }
+    Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerStreamOpen body = MOK__WORKER_STREAM_OPEN__INIT;
+    body.queue = queue->id;
+    body.bytes = stream->bytes;
+    message.body_case = MOK__WORKER_REQUEST__BODY_STREAM_OPEN;
+    message.stream_open = &body;
+    stream->call = mokd_call_begin(session, id);
+    mokd_device_send(queue->device, &message, &stream->fd, 1, MOKD_WORKER_TIMEOUT_MS, stream_opened, stream,
+                     queue->id);
 }
 
 /* ------------------------------------------------------------------ closing */

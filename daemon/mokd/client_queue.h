@@ -22,6 +22,7 @@ struct mokd_queue {
 
 void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__QueueOpen *request);
 void mokd_queue_close(struct mokd_session *session, uint64_t id, const Mok__QueueClose *request);
+void mokd_stream_open(struct mokd_session *session, uint64_t id, const Mok__StreamOpen *request);
 void mokd_op_query(struct mokd_session *session, uint64_t id, const Mok__OpQuery *request);
 
 /* The open queue of a session on a device, or NULL. */

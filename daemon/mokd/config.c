@@ -22,7 +22,7 @@
 #define MAX_LINE 197
 
 enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_DEVICE };
-enum value_kind { VALUE_U32, VALUE_SIZE, VALUE_MODE, VALUE_PATH, VALUE_LEVEL, VALUE_DEVICE_KIND };
+enum value_kind { VALUE_U32, VALUE_SIZE, VALUE_MODE, VALUE_PATH, VALUE_LEVEL, VALUE_DEVICE_KIND, VALUE_SHARING };
 
 struct parser {
     const char *path;
@@ -53,6 +53,8 @@ static const struct key daemon_keys[] = {
     { "log_level", VALUE_LEVEL, offsetof(struct mokd_config, log_level), 0, 0 },
     { "worker", VALUE_PATH, offsetof(struct mokd_config, worker), 1, MOKD_PATH_MAX - 1 },
     { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000 },
+    { "sharing", VALUE_SHARING, offsetof(struct mokd_config, sharing), 0, 0 },
+    { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
 };
 
 static const struct key limit_keys[] = {
@@ -219,6 +221,14 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
     case VALUE_DEVICE_KIND:
         set_device_kind(parser, key, base, text);
         return;
+    case VALUE_SHARING:
+        if (strcmp(text, "slices") == 0)
+            *(uint32_t *)field(base, key) = MOKD_SHARING_SLICES;
+        else if (strcmp(text, "mps") == 0)
+            *(uint32_t *)field(base, key) = MOKD_SHARING_MPS;
+        else
+            complain(parser, "[%s] %s = %s: must be slices or mps", parser->section_text, key->name, text);
+        return;
     case VALUE_LEVEL:
         if (mok_log_level_parse(text, (enum mok_log_level *)field(base, key)) < 0)
             complain(parser, "[%s] %s = %s: must be error, warning, notice, info or debug", parser->section_text,
@@ -265,7 +275,6 @@ static enum section begin_device(struct parser *parser, const char *name)
     config->devices = devices;
     struct mokd_device_config *device = &devices[config->n_devices++];
     device->kind = MOK_DEVICE_HOST;
-    device->threads = 1;
     memcpy(device->name, name, strlen(name) + 1);
     return SECTION_DEVICE;
 }
@@ -481,14 +490,20 @@ static void check_whole(struct parser *parser)
     struct mokd_config *config = parser->config;
 
     parser->line = 0;
+    if (config->sharing == MOKD_SHARING_MPS && !config->mps_pipe[0])
+        complain(parser, "[daemon] sharing = mps: mps_pipe is missing, the directory of the MPS control daemon's pipes");
+    if (config->sharing != MOKD_SHARING_MPS && config->mps_pipe[0])
+        complain(parser, "[daemon] mps_pipe = %s: has no meaning without sharing = mps", config->mps_pipe);
     if (config->n_devices == 0)
         complain(parser, "no [device NAME] section: mokd needs at least one device");
-    for (size_t i = 0; i < config->n_devices; i++)
-        for (size_t j = 0; j < i; j++)
-            if (config->devices[i].kind == MOK_DEVICE_CUDA && config->devices[j].kind == MOK_DEVICE_CUDA &&
-                config->devices[i].cuda == config->devices[j].cuda)
-                complain(parser, "[device %s] cuda = %u: [device %s] has this CUDA device already",
-                         config->devices[i].name, config->devices[i].cuda, config->devices[j].name);
+    for (size_t i = 0; i < config->n_devices; i++) {
+        struct mokd_device_config *device = &config->devices[i];
+        if (device->kind == MOK_DEVICE_CUDA && device->memory == 0)
+            complain(parser, "[device %s] memory: missing; say how much of the GPU's memory mokd may hand out",
+                     device->name);
+        if (device->kind == MOK_DEVICE_HOST && device->threads == 0)
+            device->threads = 1;
+    }
 }
 
 static void set_defaults(struct mokd_config *config)

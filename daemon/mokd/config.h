@@ -37,10 +37,16 @@ struct mokd_user_config {
 struct mokd_device_config {
     char name[MOK_MAX_NAME + 1];
     uint32_t kind;    /* enum mok_device_kind */
-    uint32_t threads; /* host */
+    uint32_t threads; /* host: at least 1. cuda: thread blocks of a kernel at most; 0: one an SM */
     uint64_t memory;  /* bytes that mokd may hand out */
-    uint32_t cuda;    /* cuda: device ordinal */
+    uint32_t cuda;    /* cuda: which GPU, in PCI order; several devices may share one */
     uint32_t chaos_delay_us;
+};
+
+/* How workers and clients share a GPU. */
+enum mokd_sharing {
+    MOKD_SHARING_SLICES = 0, /* in turns: nobody notices another's fault; a hand-over between kernels costs a slice */
+    MOKD_SHARING_MPS = 1,    /* at once, through an MPS control daemon; a fault of one ends all on that GPU */
 };
 
 struct mokd_config {
@@ -49,6 +55,8 @@ struct mokd_config {
     uint32_t socket_mode;
     enum mok_log_level log_level;
     uint32_t poll_us;
+    uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
+    char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
     struct mokd_limits limits;
     struct mokd_user_config *users;
     size_t n_users;

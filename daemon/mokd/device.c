@@ -41,10 +41,15 @@ static void started(void *cookie, uint32_t tag, const struct mokd_answer *answer
     if (answer->code < 0 || answer->reply->body_case != MOK__WORKER_REPLY__BODY_STARTED) {
         char clean[MOKD_TEXT_MAX / 2];
         snprintf(text, sizeof(text), "could not start: %s", mok_log_text(clean, sizeof(clean), answer->text));
+        device->hopeless = device->config->kind == MOK_DEVICE_CUDA && !device->was_up;
         mokd_worker_kill(device->worker, text);
         return;
     }
-    device->units = answer->reply->started->sms_or_threads;
+    const Mok__WorkerStarted *about = answer->reply->started;
+    device->units = about->sms_or_threads;
+    if (about->uuid.len == sizeof(device->uuid))
+        memcpy(device->uuid, about->uuid.data, sizeof(device->uuid));
+    device->was_up = true;
     device->state = MOKD_DEVICE_UP;
     device->up_ns = mok_now_ns();
     device->reason[0] = '\0';
@@ -62,7 +67,8 @@ static void send_start(struct mokd_device *device)
     start.kind = device->config->kind;
     start.threads = device->config->threads;
     start.poll_us = device->server->config->poll_us;
-    start.cuda_device = device->config->cuda;
+    start.cuda_device = 0; /* the only one that it sees */
+    start.mps = device->server->config->sharing == MOKD_SHARING_MPS;
     start.chaos_delay_us = device->config->chaos_delay_us;
     request.body_case = MOK__WORKER_REQUEST__BODY_START;
     request.start = &start;
@@ -95,8 +101,8 @@ static void respawn(void *cookie)
 static void give_up(struct mokd_device *device)
 {
     device->state = MOKD_DEVICE_FAILED;
-    mok_log(MOK_LOG_ERROR, "device", "failed", "device=%s starts=%u error=\"%s\"", name_of(device), MAX_SHORT_LIVES + 1,
-            device->reason);
+    mok_log(MOK_LOG_ERROR, "device", "failed", "device=%s starts=%u error=\"%s\"", name_of(device),
+            device->short_lives, device->reason);
 }
 
 /* At once after a good life, else after a pause that grows. */
@@ -109,7 +115,7 @@ static void respawn_later(struct mokd_device *device)
     if (device->server->workers_stopping)
         return;
     device->short_lives = good ? 0 : device->short_lives + 1;
-    if (device->short_lives > MAX_SHORT_LIVES) {
+    if (device->hopeless || device->short_lives > MAX_SHORT_LIVES) {
         give_up(device);
         return;
     }
@@ -351,5 +357,9 @@ void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret)
     ret->ops_done = device->ops_done + device->latest.ops_done;
     ret->device_ns = device->device_ns + device->latest.device_ns;
     ret->reason = (char *)device->reason;
+    if (device->config->kind == MOK_DEVICE_CUDA && device->was_up) {
+        ret->uuid.data = (uint8_t *)device->uuid;
+        ret->uuid.len = sizeof(device->uuid);
+    }
     ret->worker_pid = device->worker ? mokd_worker_pid(device->worker) : 0;
 }

@@ -8,6 +8,8 @@
  *      |
  *      +--too many in a row--> FAILED (until mokd itself is started again)
  *
+ * A GPU that its first worker cannot open is FAILED at once: nothing that a restart would change.
+ *
  * When a worker dies: its queues are recovered and closed with MOK_EWORKER, groups with ranks here fail, requests to it
  * are answered MOK_EWORKER, and the next worker gets the private buffers of the live sessions again.
  */
@@ -29,10 +31,13 @@ struct mokd_device {
     char reason[MOKD_TEXT_MAX]; /* why it is not up */
     int bell;                   /* eventfd that rings its worker, whichever that is */
     uint32_t units;             /* threads or SMs */
+    uint8_t uuid[16];           /* cuda: the GPU, once it has been up */
     struct mokd_worker *worker; /* NULL: none */
     struct mokd_timer *respawn;
     uv_timer_t tick;
     uint64_t up_ns;
+    bool was_up;
+    bool hopeless; /* the worker that dies now has said why no other would do better */
     unsigned short_lives; /* in a row */
     uint32_t restarts;
     uint64_t memory_used;            /* storage.c */

@@ -7,6 +7,9 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "collective.h"
+#include "kernels/dispatch.h"
+#include "memory.h"
+#include "names.h"
 
 #define DESCRIBE_BYTES 16384
 
@@ -215,6 +218,7 @@ static void layer_free(struct mokd_layer *layer)
         mokd_storage_release(layer->part[rank].symmetric);
         mokd_storage_release(layer->part[rank].private_memory);
     }
+    mok_close(layer->flags_fd);
     TAILQ_REMOVE(&layer->group->layers, layer, link);
     free(layer);
 }
@@ -349,11 +353,12 @@ static void send_open(struct making *job, uint32_t rank)
     Mok__WorkerLayerOpen body = MOK__WORKER_LAYER_OPEN__INIT;
     Mok__LayerSpec spec;
     Mok__LayerMemory memory;
-    int fds[MOK_MAX_EP + 1];
+    int fds[MOK_MAX_EP + 2];
 
+    fds[0] = job->layer->flags_fd;
     for (uint32_t r = 0; r < job->group->size; r++)
-        fds[r] = job->layer->part[r].symmetric->fd;
-    fds[job->group->size] = part->private_memory->fd;
+        fds[1 + r] = job->layer->part[r].symmetric->fd;
+    fds[1 + job->group->size] = part->private_memory->fd;
     spec_to_message(&part->plan.spec, &spec);
     memory_to_message(&part->plan, &memory);
     body.group = job->group->id;
@@ -364,7 +369,7 @@ static void send_open(struct making *job, uint32_t rank)
     body.memory = &memory;
     request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
     request.layer_open = &body;
-    mokd_gather_send(&job->gather, member->device, &request, fds, job->group->size + 1, MOKD_WORKER_MAP_TIMEOUT_MS,
+    mokd_gather_send(&job->gather, member->device, &request, fds, job->group->size + 2, MOKD_WORKER_MAP_TIMEOUT_MS,
                      rank);
 }
 
@@ -422,9 +427,12 @@ static int making_begin(struct making *job, const struct mok_layer_spec *specs)
         return mokd_error_set(&job->error, -MOK_ENOMEM, "mokd is out of memory");
     layer->group = group;
     layer->id = mokd_server_next_id(group->server);
+    layer->flags_fd = -1;
     TAILQ_INSERT_TAIL(&group->layers, layer, link);
     job->layer = layer;
-    int r = 0;
+    int r = mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd);
+    if (r < 0)
+        mokd_error_set(&job->error, r, "layer: the machine does not give memory for its flags: %s", mok_error_text(r));
     for (uint32_t rank = 0; rank < group->size && r == 0; rank++) {
         r = prepare_part(layer, rank, &specs[rank], &error);
         if (r < 0)

@@ -2,7 +2,7 @@
 /*
  * Layers: planned here (by kernels/), with their workspaces charged to the byte; run by the workers.
  * A layer is one object of its group with a part a rank. A rank's private workspace goes with its part; the symmetric
- * ones, which the peers map, go when the last part does.
+ * ones, which the peers map, and the ranks' flags go when the last part does.
  */
 #ifndef MOKD_LAYER_H
 #define MOKD_LAYER_H
@@ -29,6 +29,7 @@ struct mokd_layer {
     uint32_t id;
     uint32_t open_parts;
     bool ready;                    /* all workers have it, clients may name it */
+    int flags_fd;                  /* host memory by which the ranks take turns: MOK_FLAGS_BYTES each */
     struct mokd_layer_part part[]; /* [group->size], by rank */
 };
 

@@ -8,6 +8,7 @@
 
 #include "config.h"
 #include "server.h"
+#include "sharing.h"
 
 enum { EXIT_RUNTIME = 1, EXIT_USAGE = 2 };
 
@@ -130,9 +131,14 @@ static int choose_worker(const struct mokd_config *config, char *ret, size_t siz
 static int run(const struct options *options, const struct mokd_config *config)
 {
     char socket[MOKD_PATH_MAX], worker[PATH_MAX];
+    struct mokd_error error;
 
     if (choose_socket(options, config, socket, sizeof(socket)) < 0 || choose_worker(config, worker, sizeof(worker)) < 0)
         return EXIT_USAGE;
+    if (mokd_sharing_check(config, &error) < 0) {
+        fprintf(stderr, "mokd: %s\n", error.text);
+        return EXIT_RUNTIME;
+    }
     mok_log_open("mokd", config->log_level);
     return mokd_server_run(config, socket, worker) < 0 ? EXIT_RUNTIME : 0;
 }

@@ -43,6 +43,7 @@ static void answer_hello(struct mokd_session *session, uint64_t id, const Mok__H
     body.daemon_version = (char *)MOK_BUILD_VERSION;
     body.limits = &limits;
     body.boot_id = (ProtobufCBinaryData){ .len = sizeof(session->server->boot_id), .data = session->server->boot_id };
+    body.mps_pipe = (char *)session->server->config->mps_pipe;
     reply.body_case = MOK__REPLY__BODY_HELLO;
     reply.hello = &body;
     struct mokd_call call = mokd_call_begin(session, id);
@@ -119,6 +120,9 @@ static void handle_action(struct mokd_session *session, const Mok__Request *requ
         return;
     case MOK__REQUEST__BODY_QUEUE_CLOSE:
         mokd_queue_close(session, id, request->queue_close);
+        return;
+    case MOK__REQUEST__BODY_STREAM_OPEN:
+        mokd_stream_open(session, id, request->stream_open);
         return;
     case MOK__REQUEST__BODY_GROUP_JOIN:
         mokd_group_join(session, id, request->group_join);

@@ -26,27 +26,37 @@ struct mokd_fill {
     uv_work_t work;
     mokd_storage_filled done;
     void *cookie;
-    struct mokd_error error;
+    struct mokd_error error;      /* the loop's: first failure */
+    struct mokd_error work_error; /* the work thread's until it has ended */
+    unsigned pending;
     size_t count;
     struct mokd_storage *list[];
 };
 
 /* ------------------------------------------------------------------ charging */
 
+/* GPUs give memory in pieces of this; the device is charged for whole ones, the user for what was asked for. */
+#define CUDA_GRANULE (2u << 20)
+
+static uint64_t taken_bytes(const struct mokd_device *device, uint64_t bytes)
+{
+    if (device->config->kind != MOK_DEVICE_CUDA)
+        return bytes;
+    return (bytes + CUDA_GRANULE - 1) / CUDA_GRANULE * CUDA_GRANULE;
+}
+
 int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
                         struct mokd_error *error)
 {
     uint64_t user_left = user->limits->bytes - user->bytes_used;
     uint64_t device_left = device->config->memory - device->memory_used;
+    uint64_t taken = taken_bytes(device, bytes);
 
-    if (device->config->kind != MOK_DEVICE_HOST)
-        return mokd_error_set(error, -MOK_ENOTSUP, "device %s: mokd has no memory of kind %s", device->config->name,
-                              mok_device_kind_text(device->config->kind));
     if (user->limits->bytes < user->bytes_used || bytes > user_left)
         return mokd_error_set(error, -MOK_EQUOTA,
                               "bytes = %" PRIu64 ": user %s may have %" PRIu64 " bytes and has %" PRIu64, bytes,
                               user->name, user->limits->bytes, user->bytes_used);
-    if (bytes > device_left)
+    if (taken < bytes || taken > device_left)
         return mokd_error_set(error, -MOK_ENOMEM,
                               "bytes = %" PRIu64 ": device %s has %" PRIu64 " bytes, %" PRIu64 " of them in use", bytes,
                               device->config->name, device->config->memory, device->memory_used);
@@ -63,7 +73,7 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
     storage->bytes = bytes;
     storage->fd = -1;
     user->bytes_used += bytes;
-    device->memory_used += bytes;
+    device->memory_used += taken;
     *ret = storage;
     return 0;
 }
@@ -71,7 +81,7 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
 static void discharge(struct mokd_storage *storage)
 {
     storage->user->bytes_used -= storage->bytes;
-    storage->device->memory_used -= storage->bytes;
+    storage->device->memory_used -= taken_bytes(storage->device, storage->bytes);
     mokd_user_give_descriptors(storage->user, 1);
     mokd_user_unref(storage->user);
     free(storage);
@@ -79,35 +89,78 @@ static void discharge(struct mokd_storage *storage)
 
 /* ------------------------------------------------------------------ filling */
 
+static void start_fills(struct mokd_user *user);
+
+/* The end of one part of a job: of the work thread, or of a worker's answer. */
+static void part_done(struct mokd_fill *job)
+{
+    struct mokd_user *user = job->user;
+
+    if (--job->pending > 0)
+        return;
+    user->fills--;
+    start_fills(user);
+    job->done(job->cookie, &job->error);
+    free(job);
+    mokd_user_unref(user);
+}
+
 static void fill(uv_work_t *work)
 {
     struct mokd_fill *job = work->data;
 
     for (size_t i = 0; i < job->count; i++) {
         struct mokd_storage *storage = job->list[i];
+        if (storage->device->config->kind != MOK_DEVICE_HOST)
+            continue;
         int r = mok_memory_create("mok-buffer", storage->bytes, &storage->fd);
         if (r < 0) {
-            mokd_error_set(&job->error, r, "bytes = %" PRIu64 ": the machine does not give them: %s", storage->bytes,
-                           mok_error_text(r));
+            mokd_error_set(&job->work_error, r, "bytes = %" PRIu64 ": the machine does not give them: %s",
+                           storage->bytes, mok_error_text(r));
             return;
         }
     }
 }
 
-static void start_fills(struct mokd_user *user);
-
 static void filled(uv_work_t *work, int status)
 {
     struct mokd_fill *job = work->data;
-    struct mokd_user *user = job->user;
 
     if (status < 0)
-        mokd_error_set(&job->error, -MOK_EINTERNAL, "no thread to allocate it: %s", uv_strerror(status));
-    user->fills--;
-    start_fills(user);
-    job->done(job->cookie, &job->error);
-    free(job);
-    mokd_user_unref(user);
+        mokd_error_set(&job->work_error, -MOK_EINTERNAL, "no thread to allocate it: %s", uv_strerror(status));
+    if (job->error.code == 0)
+        job->error = job->work_error;
+    part_done(job);
+}
+
+/* A GPU's memory, of which we keep the descriptor: so it outlives the worker that made it. */
+static void allocated(void *cookie, uint32_t tag, const struct mokd_answer *answer)
+{
+    struct mokd_fill *job = cookie;
+    struct mokd_storage *storage = job->list[tag];
+    const char *name = storage->device->config->name;
+
+    if (answer->code == 0 && answer->fds && answer->fds->count == 1)
+        storage->fd = mok_wire_fds_take(answer->fds, 0);
+    else if (job->error.code == 0 && answer->code == 0)
+        mokd_error_set(&job->error, -MOK_EPROTO, "device %s: the worker sent no memory", name);
+    else if (job->error.code == 0)
+        mokd_error_set(&job->error, answer->code, "bytes = %" PRIu64 ": device %s does not give them: %s",
+                       storage->bytes, name, answer->text);
+    part_done(job);
+}
+
+static void ask_worker(struct mokd_fill *job, size_t index)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerMemoryAlloc body = MOK__WORKER_MEMORY_ALLOC__INIT;
+
+    body.bytes = job->list[index]->bytes;
+    request.body_case = MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC;
+    request.memory_alloc = &body;
+    job->pending++;
+    mokd_device_send(job->list[index]->device, &request, NULL, 0, MOKD_WORKER_MAP_TIMEOUT_MS, allocated, job,
+                     (uint32_t)index);
 }
 
 static void start_fills(struct mokd_user *user)
@@ -117,7 +170,11 @@ static void start_fills(struct mokd_user *user)
     while (user->fills < USER_FILLS && (job = TAILQ_FIRST(&user->waiting_fills))) {
         TAILQ_REMOVE(&user->waiting_fills, job, link);
         user->fills++;
+        job->pending = 1; /* the work thread: also where it has nothing to do, since `done` may not be called in here */
         uv_queue_work(&user->server->loop, &job->work, fill, filled); /* fails only without a work function */
+        for (size_t i = 0; i < job->count; i++)
+            if (job->list[i]->device->config->kind != MOK_DEVICE_HOST)
+                ask_worker(job, i);
     }
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory that is charged to a user and a device before it exists, and given back after it is really gone.
- * Filling and freeing take as long as they take, in work threads; frees share one thread, so that they never keep an
- * allocation waiting.
+ * Filling and freeing take as long as they take, in work threads, or at the worker where only that can make a device's
+ * memory; frees share one thread, so that they never keep an allocation waiting.
  */
 #ifndef MOKD_STORAGE_H
 #define MOKD_STORAGE_H

@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 
 #include "device.h"
-#include "wire.h"
 
 /* Replies that are taken at a time, so that one worker cannot keep the loop. */
 #define READ_BATCH 64
@@ -59,9 +58,10 @@ static void handle_closed(uv_handle_t *handle)
 
 /* ------------------------------------------------------------------ requests */
 
-static void answer(struct request *request, int code, const char *text, const Mok__WorkerReply *reply)
+static void answer(struct request *request, int code, const char *text, const Mok__WorkerReply *reply,
+                   struct mok_wire_fds *fds)
 {
-    struct mokd_answer result = { .code = code, .text = text ? text : "", .reply = reply };
+    struct mokd_answer result = { .code = code, .text = text ? text : "", .reply = reply, .fds = fds };
 
     if (request->handler)
         request->handler(request->cookie, request->tag, &result);
@@ -81,7 +81,7 @@ static void send_failed(struct mokd_worker *worker, struct request *request, int
 
     TAILQ_REMOVE(&worker->requests, request, link);
     snprintf(text, sizeof(text), "the request to the worker could not be sent (code %d)", code);
-    answer(request, code, text, NULL);
+    answer(request, code, text, NULL, NULL);
     /* Descriptors are only with requests that begin something: that one does not begin. One that is too large is its
      * client's affair. Without any other request mokd and the worker would no longer agree on what there is. */
     if (!carries_fds && code != -MOK_ESIZE)
@@ -171,7 +171,7 @@ uint32_t mokd_worker_pid(const struct mokd_worker *worker)
 
 /* ------------------------------------------------------------------ replies */
 
-static void take_reply(struct mokd_worker *worker, const Mok__WorkerReply *reply)
+static void take_reply(struct mokd_worker *worker, const Mok__WorkerReply *reply, struct mok_wire_fds *fds)
 {
     struct request *request;
 
@@ -188,7 +188,8 @@ static void take_reply(struct mokd_worker *worker, const Mok__WorkerReply *reply
         return;
     }
     TAILQ_REMOVE(&worker->requests, request, link);
-    answer(request, reply->code > 0 ? -MOK_EINTERNAL : reply->code, reply->text, reply);
+    answer(request, reply->code > 0 ? -MOK_EINTERNAL : reply->code, reply->text, reply,
+           fds);
 }
 
 /* A dying process closes its socket before it can be waited for; how it died says more than that. */
@@ -204,8 +205,9 @@ static void hung_up(struct mokd_worker *worker)
 /* False once there is nothing to read. */
 static bool read_one(struct mokd_worker *worker)
 {
+    _cleanup_wire_fds_ struct mok_wire_fds fds = MOK_WIRE_FDS_INIT;
     ProtobufCMessage *message = NULL;
-    int r = mok_wire_recv(worker->fd, &mok__worker_reply__descriptor, &message, NULL);
+    int r = mok_wire_recv(worker->fd, &mok__worker_reply__descriptor, &message, &fds);
 
     if (r == -MOK_EAGAIN)
         return false;
@@ -216,7 +218,7 @@ static bool read_one(struct mokd_worker *worker)
                          r == -MOK_ENOMEM ? "could not be heard: mokd is out of memory" : "sent a malformed message");
     if (r <= 0)
         return false;
-    take_reply(worker, (const Mok__WorkerReply *)message);
+    take_reply(worker, (const Mok__WorkerReply *)message, &fds);
     mok_wire_free(message);
     return true;
 }
@@ -283,7 +285,7 @@ void mokd_worker_bury(struct mokd_worker *worker, int code, const char *text)
 
     while ((request = TAILQ_FIRST(&worker->requests))) {
         TAILQ_REMOVE(&worker->requests, request, link);
-        answer(request, code, text, NULL);
+        answer(request, code, text, NULL, NULL);
     }
     worker->buried = true;
     free_when_done(worker);
@@ -301,8 +303,61 @@ static int make_sockets(int *ret_ours, int *ret_its, struct mokd_error *error)
     return 0;
 }
 
+/* What a worker's environment says differently from ours. */
+#define VISIBLE "CUDA_VISIBLE_DEVICES="
+#define ORDER "CUDA_DEVICE_ORDER="
+#define PIPE "CUDA_MPS_PIPE_DIRECTORY="
+/* Names no control daemon, so that CUDA does not join one at its default place. */
+#define NO_PIPE "/nonexistent"
+
+static void environment_free(char **list)
+{
+    for (char **entry = list; list && *entry; entry++)
+        free(*entry);
+    free(list);
+}
+
+static bool is_of(const char *entry, const char *name)
+{
+    return strncmp(entry, name, strlen(name)) == 0;
+}
+
+/*
+ * A worker sees no GPU but its own, so that no mistake of it reaches another; GPUs are numbered as the machine numbers
+ * them. NULL: no memory. Freed with environment_free.
+ */
+static char **environment_of(const struct mokd_config *config, const struct mokd_device_config *device)
+{
+    bool mps = config->sharing == MOKD_SHARING_MPS;
+    size_t count = 0, kept = 3;
+
+    while (environ[count])
+        count++;
+    char **list = calloc(count + kept + 1, sizeof(*list));
+    if (!list)
+        return NULL;
+    char visible[sizeof(VISIBLE) + 16] = VISIBLE, pipe[sizeof(PIPE) + MOKD_PATH_MAX];
+    if (device->kind == MOK_DEVICE_CUDA)
+        snprintf(visible, sizeof(visible), VISIBLE "%u", device->cuda);
+    snprintf(pipe, sizeof(pipe), PIPE "%s", mps ? config->mps_pipe : NO_PIPE);
+    list[0] = strdup(visible);
+    list[1] = list[0] ? strdup(pipe) : NULL;
+    list[2] = list[1] ? strdup(ORDER "PCI_BUS_ID") : NULL;
+    if (!list[2]) {
+        environment_free(list);
+        return NULL;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER) || is_of(environ[i], PIPE))
+            continue;
+        list[kept] = strdup(environ[i]);
+        kept += list[kept] != NULL;
+    }
+    return list;
+}
+
 /* In a session of its own, so that Ctrl-C on a terminal reaches mokd alone. It ends when our end of the socket does. */
-static int spawn(struct mokd_worker *worker, const char *path, int its)
+static int spawn(struct mokd_worker *worker, const char *path, int its, char **environment)
 {
     char title[MOK_MAX_NAME + 16];
     snprintf(title, sizeof(title), "mok-worker:%s", worker->device->config->name);
@@ -320,6 +375,7 @@ static int spawn(struct mokd_worker *worker, const char *path, int its)
         .flags = UV_PROCESS_DETACHED,
         .stdio_count = ARRAY_SIZE(stdio),
         .stdio = stdio,
+        .env = environment,
     };
     worker->process.data = worker;
     return uv_spawn(&worker->device->server->loop, &worker->process, &options);
@@ -347,14 +403,21 @@ int mokd_worker_spawn(struct mokd_device *device, const char *path, struct mokd_
         discard(worker);
         return r;
     }
+    char **environment = environment_of(device->server->config, device->config);
+    if (!environment) {
+        discard(worker);
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    }
     r = uv_poll_init(&device->server->loop, &worker->poll, worker->fd);
     if (r < 0) {
+        environment_free(environment);
         discard(worker);
         return mokd_error_set(error, -MOK_EIO, "the worker's socket cannot be watched: %s", uv_strerror(r));
     }
     worker->poll.data = worker;
     worker->open_handles = 2;
-    r = spawn(worker, path, its);
+    r = spawn(worker, path, its, environment);
+    environment_free(environment);
     if (r < 0) { /* libuv wants the handle closed even so */
         uv_close((uv_handle_t *)&worker->process, handle_closed);
         uv_close((uv_handle_t *)&worker->poll, handle_closed);

@@ -9,14 +9,16 @@
 
 #include "control.pb-c.h"
 #include "error.h"
+#include "wire.h"
 
 struct mokd_worker;
 
-/* What came of a request. `reply` is NULL when the worker never answered. */
+/* What came of a request. `reply` and `fds` are NULL when the worker never answered. */
 struct mokd_answer {
     int code;
     const char *text;
     const Mok__WorkerReply *reply;
+    struct mok_wire_fds *fds; /* that came with it; what the handler does not take is closed */
 };
 /* May be called before the sending function returns. */
 typedef void (*mokd_answer_handler)(void *cookie, uint32_t tag, const struct mokd_answer *answer);

@@ -350,6 +350,9 @@ static void execute(struct dispatcher *d, struct dispatcher_command *command)
         operations_drop_queue(d, command->queue, command->code);
         park(d, command);
         return;
+    case COMMAND_STREAM_OPEN:
+        command->queue->stream = command->queue->stream_memory;
+        break;
     case COMMAND_BUFFER_MAP:
         worker_index_insert(
             &d->tables.buffers, &command->buffer->dispatch_node,

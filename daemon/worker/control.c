@@ -44,13 +44,26 @@ static void orphaned(struct control *c, int code)
 
 /* ------------------------------------------------------------------ answers */
 
-static void send_reply(struct control *c, const Mok__WorkerReply *reply)
+static void send_with(struct control *c, const Mok__WorkerReply *reply, const int *fds, size_t count)
 {
     if (c->fd < 0)
         return;
-    int r = mok_wire_queue_send(&c->unsent, c->fd, &reply->base, NULL, 0);
+    int r = mok_wire_queue_send(&c->unsent, c->fd, &reply->base, fds, count);
     if (r < 0)
         orphaned(c, r == -MOK_EDAEMON ? 0 : r);
+}
+
+static void send_reply(struct control *c, const Mok__WorkerReply *reply)
+{
+    send_with(c, reply, NULL, 0);
+}
+
+void control_reply_memory(struct control *c, uint64_t request, int memory)
+{
+    Mok__WorkerReply reply = MOK__WORKER_REPLY__INIT;
+
+    reply.id = request;
+    send_with(c, &reply, &memory, 1);
 }
 
 void control_reply(struct control *c, uint64_t request, int code, const char *text)
@@ -70,6 +83,10 @@ void control_reply_started(struct control *c, uint64_t request)
 
     started.sms_or_threads = c->on.limits.units;
     started.memory_bytes = c->on.limits.memory_bytes;
+    if (c->on.ops->kind == MOK_DEVICE_CUDA) {
+        started.uuid.data = c->on.limits.uuid;
+        started.uuid.len = sizeof(c->on.limits.uuid);
+    }
     reply.id = request;
     reply.body_case = MOK__WORKER_REPLY__BODY_STARTED;
     reply.started = &started;

@@ -27,6 +27,8 @@ struct control {
 void control_reply(struct control *c, uint64_t request, int code, const char *text);
 /* Ends the dispatcher, which completes all that is owed with `code`; request 0: nobody asked. */
 void control_stop(struct control *c, uint64_t request, int code);
+/* Memory that was asked for; the descriptor stays the caller's. */
+void control_reply_memory(struct control *c, uint64_t request, int memory);
 /* WorkerStarted. */
 void control_reply_started(struct control *c, uint64_t request);
 

@@ -17,6 +17,9 @@
 
 #define FAIR_BURST_NS 20000000u
 #define MAX_SLEEP_NS 3600000000000u
+/* A GPU that has something to say is looked at at full speed for so long, then once in so long. */
+#define GPU_POLL_NS 10000000u
+#define GPU_NAP_NS 50000u
 
 /* ------------------------------------------------------------------ mail */
 
@@ -154,28 +157,47 @@ static void set_sleeping(struct dispatcher *d, bool sleeping)
     __atomic_store_n(&d->asleep, sleeping, __ATOMIC_SEQ_CST);
 }
 
-static int sleep_ms(uint64_t now_ns, uint64_t deadline_ns)
+/* Whether what comes next is a GPU's to say, which rings no bell. */
+static bool waits_for_gpu(const struct dispatcher *d)
+{
+    return d->awaited || (d->looks_at_engine && d->running);
+}
+
+/* How long it looks before it sleeps. */
+static uint64_t patience(const struct dispatcher *d)
+{
+    return waits_for_gpu(d) && d->poll_ns < GPU_POLL_NS ? GPU_POLL_NS : d->poll_ns;
+}
+
+/* NULL: for ever. */
+static const struct timespec *sleep_for(uint64_t now_ns, uint64_t deadline_ns, struct timespec *ret)
 {
     if (deadline_ns == UINT64_MAX)
-        return -1;
-    if (deadline_ns <= now_ns)
-        return 0;
-    uint64_t ns = deadline_ns - now_ns;
-    return (int)((ns < MAX_SLEEP_NS ? ns : MAX_SLEEP_NS) / 1000000u) + 1;
+        return NULL;
+    uint64_t ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+    ns = ns < MAX_SLEEP_NS ? ns : MAX_SLEEP_NS;
+    *ret = (struct timespec){ .tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u) };
+    return ret;
 }
 
 /* The last pass comes after everyone has been told to ring, so that nothing is lost between it and the wait. */
 static void sleep_a_while(struct dispatcher *d)
 {
     struct epoll_event events[16];
+    struct timespec room;
     uint64_t deadline_ns;
 
     set_sleeping(d, true);
     mok_fence_full();
     dispatcher_chaos(d);
     if (!pass(d, &deadline_ns) && !__atomic_load_n(&d->notified, __ATOMIC_SEQ_CST)) {
+        if (waits_for_gpu(d) && deadline_ns > d->now_ns + GPU_NAP_NS)
+            deadline_ns = d->now_ns + GPU_NAP_NS;
         /* Which descriptor it was does not matter: the pass looks at everything. */
-        if (epoll_wait(d->epoll, events, ARRAY_SIZE(events), sleep_ms(d->now_ns, deadline_ns)) > 0)
+        int count = epoll_pwait2(d->epoll, events, ARRAY_SIZE(events), sleep_for(d->now_ns, deadline_ns, &room), NULL);
+        if (count < 0 && errno == ENOSYS) /* kernels before 5.11: looks a little more often than it had to */
+            count = epoll_wait(d->epoll, events, ARRAY_SIZE(events), deadline_ns == UINT64_MAX ? -1 : 1);
+        if (count > 0)
             worker_silence(d->bell);
     }
     set_sleeping(d, false);
@@ -215,9 +237,10 @@ static void *run(void *cookie)
     while (!finished(d)) {
         if (pass(d, &deadline_ns)) {
             idle_since_ns = d->now_ns;
-        } else if (d->now_ns - idle_since_ns >= d->poll_ns) {
+        } else if (d->now_ns - idle_since_ns >= patience(d)) {
             sleep_a_while(d);
-            idle_since_ns = mok_now_ns();
+            /* After a nap for a GPU it is not looked at at full speed again until something has moved. */
+            idle_since_ns = waits_for_gpu(d) ? idle_since_ns : mok_now_ns();
         } else {
             relax();
         }
@@ -289,7 +312,9 @@ int dispatcher_start(const struct dispatcher_config *config, struct dispatcher *
 
     int r = open_descriptors(d, message);
     if (r >= 0) {
-        engine.notify = notify;
+        /* A GPU's notice would go through a thread of the driver, and hold up the next phase: it is looked at instead. */
+        d->looks_at_engine = d->ops->kind == MOK_DEVICE_CUDA;
+        engine.notify = d->looks_at_engine ? NULL : notify;
         engine.cookie = d;
         r = d->ops->open(&engine, &d->engine, message);
     }

@@ -22,6 +22,7 @@ struct dispatcher_config {
 enum dispatcher_command_kind {
     COMMAND_QUEUE_OPEN = 1,
     COMMAND_QUEUE_CLOSE, /* answered once nothing of it runs */
+    COMMAND_STREAM_OPEN,
     COMMAND_BUFFER_MAP,
     COMMAND_BUFFER_UNMAP, /* -MOK_EBUSY while in use by what can still run, else answered once nobody looks */
     COMMAND_GROUP_OPEN,

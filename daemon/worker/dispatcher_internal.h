@@ -23,6 +23,7 @@ struct dispatcher {
     const struct mok_engine_ops *ops;
     struct mok_engine *engine;
     uint64_t poll_ns;
+    bool looks_at_engine; /* nobody says when a phase has ended */
     uint32_t chaos_delay_us;
     int bell, epoll, report_fd;
     pthread_t thread;
@@ -48,6 +49,7 @@ struct dispatcher {
     uint64_t now_ns;
     uint64_t chaos_state;
     bool something_ended; /* parked commands may go on */
+    uint32_t awaited;     /* operations whose turn it is and whose stream has not brought the inputs */
 };
 
 /* dispatcher.c */

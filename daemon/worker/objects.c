@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "memory.h"
 #include "names.h"
 
 int objects_refuse(struct mok_message *message, int code, const char *format, ...)
@@ -73,10 +74,33 @@ int objects_queue_make(const Mok__WorkerQueueOpen *request, struct mok_wire_fds 
     return 0;
 }
 
+int objects_stream_map(const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds, struct worker_queue *queue,
+                       struct mok_message *message)
+{
+    uint64_t needed = queue->ring.layout.cq_entries * sizeof(struct mok_stream_slot);
+    void *memory;
+
+    int r = expect_fds(fds, 1, message);
+    if (r < 0)
+        return r;
+    if (queue->stream_memory)
+        return objects_refuse(message, -MOK_EEXIST, "queue %u: has its stream slots already", queue->id);
+    if (request->bytes < needed)
+        return objects_refuse(message, -MOK_ESIZE, "queue %u: stream slots: %" PRIu64 " bytes, bound %" PRIu64,
+                              queue->id, request->bytes, needed);
+    r = mok_memory_map(fds->fd[0], request->bytes, MOK_MAP_WRITE | MOK_MAP_POPULATE, &memory);
+    if (r < 0)
+        return objects_refuse(message, r, "queue %u: stream slots: cannot be mapped: %s", queue->id, mok_error_text(r));
+    queue->stream_memory = memory;
+    queue->stream_bytes = request->bytes;
+    return 0;
+}
+
 void objects_queue_free(struct worker_queue *queue)
 {
     if (!queue)
         return;
+    mok_memory_unmap(queue->stream_memory, queue->stream_bytes);
     mok_queue_worker_release(&queue->ring);
     mok_close(queue->doorbell);
     free(queue->ops);
@@ -166,6 +190,10 @@ void objects_buffer_free(const struct objects_engine *on, struct worker_buffer *
 
 /* ------------------------------------------------------------------ layers */
 
+/* Descriptors of WorkerLayerOpen; the private workspace comes after the symmetric ones. */
+#define LAYER_FD_FLAGS 0u
+#define LAYER_FD_SYMMETRIC 1u
+
 static struct mok_layer_spec spec_of(const Mok__LayerSpec *spec, const struct worker_group *group)
 {
     return (struct mok_layer_spec){
@@ -219,25 +247,28 @@ static int layer_map(const struct objects_engine *on, const struct mok_wire_fds 
     layer->peer_pin = calloc(2 * (size_t)ep, sizeof(*layer->peer_pin));
     if (!layer->workspace || !layer->peer || !layer->peer_pin)
         return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", layer->id);
+    int r = mok_memory_map(fds->fd[LAYER_FD_FLAGS], (uint64_t)ep * MOK_FLAGS_BYTES, MOK_MAP_WRITE, &layer->flags);
+    if (r < 0)
+        return objects_refuse(message, r, "layer %u: flags: cannot be mapped: %s", layer->id, mok_error_text(r));
     layer->view.ep = ep;
     layer->view.rank = layer->group->rank;
     for (uint32_t rank = 0; rank < ep; rank++) {
-        int r = on->ops->memory_map(on->engine, fds->fd[rank], layer->plan.symmetric_bytes, &layer->workspace[rank],
-                                    message);
+        layer->view.flags[rank] = (void *)((char *)layer->flags + (uint64_t)rank * MOK_FLAGS_BYTES);
+        r = on->ops->memory_map(on->engine, fds->fd[LAYER_FD_SYMMETRIC + rank], layer->plan.symmetric_bytes,
+                                &layer->workspace[rank], message);
         if (r < 0)
             return r;
-        layer->view.flags[rank] = layer->workspace[rank];
     }
     if (!layer->plan.private_bytes)
         return 0;
-    return on->ops->memory_map(on->engine, fds->fd[ep], layer->plan.private_bytes, &layer->private_memory, message);
+    return on->ops->memory_map(on->engine, fds->fd[LAYER_FD_SYMMETRIC + ep], layer->plan.private_bytes, &layer->private_memory, message);
 }
 
 int objects_layer_make(const struct objects_engine *on, const Mok__WorkerLayerOpen *request, struct worker_group *group,
                        struct worker_queue *queue, struct mok_wire_fds *fds, struct worker_layer **ret,
                        struct mok_message *message)
 {
-    int r = expect_fds(fds, (size_t)group->size + 1, message);
+    int r = expect_fds(fds, (size_t)group->size + 2, message);
     if (r < 0)
         return r;
     struct worker_layer *layer = calloc(1, sizeof(*layer));
@@ -267,6 +298,8 @@ void objects_layer_free(const struct objects_engine *on, struct worker_layer *la
         return;
     if (layer->engine_layer)
         on->ops->layer_close(layer->engine_layer);
+    if (layer->flags)
+        mok_memory_unmap(layer->flags, (uint64_t)layer->group->size * MOK_FLAGS_BYTES);
     for (uint32_t rank = 0; layer->workspace && rank < layer->view.ep; rank++)
         if (layer->workspace[rank])
             on->ops->memory_unmap(on->engine, layer->workspace[rank], layer->plan.symmetric_bytes);

@@ -21,6 +21,9 @@ struct objects_engine {
 /* Each takes the descriptors it needs out of `fds`. 0, or -MOK_E* and the sentence. */
 int objects_queue_make(const Mok__WorkerQueueOpen *request, struct mok_wire_fds *fds, struct worker_queue **ret,
                        struct mok_message *message);
+/* Maps the slots by which streams hand over to the queue. */
+int objects_stream_map(const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds, struct worker_queue *queue,
+                       struct mok_message *message);
 int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds *fds, struct worker_group **ret,
                        struct mok_message *message);
 /* `group`: NULL for a private buffer. */

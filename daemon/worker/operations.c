@@ -133,6 +133,38 @@ static void publish(struct dispatcher *d, struct worker_queue *queue, uint32_t s
     mok_queue_worker_complete(&queue->ring, slot, cqe);
 }
 
+/* ------------------------------------------------------------------ hand-over by streams */
+
+/* Which of two numbers of a slot is further; both may be anything. */
+static bool reached(const uint32_t *word, uint32_t number)
+{
+    return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - number) >= 0;
+}
+
+/* Before the completion, so that who sees that finds the stream released. */
+static void release_stream(const struct worker_queue *queue, uint32_t slot, uint32_t number)
+{
+    __atomic_store_n(&queue->stream[slot].done, number, __ATOMIC_RELEASE);
+}
+
+/* Whether the first operation of a layer has to wait for its client's stream. A cancelled one waits for nobody. */
+static bool awaits_stream(struct dispatcher *d, struct worker_op *op)
+{
+    bool waits = op->on_stream && !op->begun && !op->cancelled && !op->dying_code &&
+                 !reached(&op->queue->stream[op->stream_slot].doorbell, op->stream_number);
+
+    if (waits != op->awaited)
+        d->awaited += waits ? 1u : -1u;
+    op->awaited = waits;
+    return waits;
+}
+
+static void await_no_more(struct dispatcher *d, struct worker_op *op)
+{
+    d->awaited -= op->awaited;
+    op->awaited = false;
+}
+
 /* The first operation of its layer leaves with this completion. */
 static void leave(struct dispatcher *d, struct worker_op *op, struct mok_cqe *cqe)
 {
@@ -141,10 +173,13 @@ static void leave(struct dispatcher *d, struct worker_op *op, struct mok_cqe *cq
     cqe->user_data = op->user_data;
     cqe->precision = (uint8_t)layer->plan.spec.precision;
     cqe->device_ns = op->device_ns;
+    await_no_more(d, op);
     layer_remove_first(d, layer);
     queue_unlink(op);
     pin_regions(op, false);
     d->something_ended = true;
+    if (op->on_stream)
+        release_stream(op->queue, op->stream_slot, op->stream_number);
     publish(d, op->queue, op->slot, cqe);
 }
 
@@ -187,6 +222,8 @@ static void refuse(struct dispatcher *d, struct worker_queue *queue, uint32_t sl
                            .bound = fault->bound,
                            .detail = fault->detail };
 
+    if (sqe->flags & MOK_SQE_ON_STREAM && queue->stream && sqe->stream_slot < queue->ring.layout.cq_entries)
+        release_stream(queue, sqe->stream_slot, sqe->stream_number);
     publish(d, queue, slot, &cqe);
 }
 
@@ -404,6 +441,7 @@ static void accept_op(struct dispatcher *d, struct worker_op *op)
 {
     op->begun = false;
     op->cancelled = false;
+    op->awaited = false;
     op->dying_code = 0;
     op->device_ns = 0;
     memset(&op->dispatch, 0, sizeof(op->dispatch));
@@ -502,6 +540,8 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
             moved = true;
             continue;
         }
+        if (awaits_stream(d, op))
+            return moved;
         if (!op->begun)
             begin(layer, op);
         enum mok_dispatch_action action = mok_dispatch_step(&op->dispatch, &layer->view, d->now_ns, &flags_moved);

@@ -114,6 +114,18 @@ static int group_close(struct control *c, const Mok__WorkerGroupClose *request, 
     return 0;
 }
 
+/* ------------------------------------------------------------------ stream slots */
+
+static int stream_open(struct control *c, const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds,
+                       struct dispatcher_command *command)
+{
+    command->queue = find_queue(c, request->queue);
+    if (!command->queue)
+        return no_such(&command->report.message, "queue", request->queue);
+    command->kind = COMMAND_STREAM_OPEN;
+    return objects_stream_map(request, fds, command->queue, &command->report.message);
+}
+
 /* ------------------------------------------------------------------ buffers */
 
 /* The group that a buffer belongs to, NULL for a private one, and the key that the buffer is found by. */
@@ -283,6 +295,16 @@ static int start_threads(struct control *c, const struct dispatcher_config *conf
     return 0;
 }
 
+/* CUDA does not say when it runs without the MPS that it was told of; the price would be milliseconds an operation. */
+static int check_sharing(const Mok__WorkerStart *request, const struct mok_device_limits *limits,
+                         struct mok_message *message)
+{
+    if (request->kind != MOK_DEVICE_CUDA || (bool)request->mps == (limits->mps != 0))
+        return 0;
+    return objects_refuse(message, -MOK_ESHARING, "sharing: CUDA runs %s MPS here, mokd's configuration says %s",
+                          limits->mps ? "under" : "without", request->mps ? "mps" : "slices");
+}
+
 static int start(struct control *c, const Mok__WorkerStart *request, struct mok_wire_fds *fds,
                  struct mok_message *message)
 {
@@ -291,6 +313,7 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
         .ops = mok_engine_find(request->kind),
         .engine = { .index = request->cuda_device,
                     .threads = request->threads,
+                    .blocks = request->threads,
                     .chaos_delay_us = request->chaos_delay_us },
         .poll_us = request->poll_us,
         .chaos_delay_us = request->chaos_delay_us,
@@ -305,6 +328,8 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
     if (r < 0)
         return r;
     r = config.ops->probe(&config.engine, &c->on.limits, message);
+    if (r == 0)
+        r = check_sharing(request, &c->on.limits, message);
     if (r < 0)
         return r;
     c->on.ops = config.ops;
@@ -318,6 +343,22 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
     return 0;
 }
 
+/* ------------------------------------------------------------------ memory */
+
+/* mokd keeps what comes of this, so that it outlives this process; whoever uses it maps it by descriptor. */
+static void memory_alloc(struct control *c, uint64_t id, const Mok__WorkerMemoryAlloc *request)
+{
+    struct mok_message message = { "" };
+    _cleanup_fd_ int memory = -1;
+
+    int r = request->bytes ? c->on.ops->memory_alloc(c->on.engine, request->bytes, &memory, &message)
+                           : objects_refuse(&message, -MOK_ESIZE, "bytes: 0, bound at least 1");
+    if (r < 0)
+        control_reply(c, id, r, message.text);
+    else
+        control_reply_memory(c, id, memory);
+}
+
 /* ------------------------------------------------------------------ one request */
 
 /* Fills in the command; an error is the answer, and the command is not posted. */
@@ -329,6 +370,8 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
         return queue_open(c, request->queue_open, fds, command);
     case MOK__WORKER_REQUEST__BODY_QUEUE_CLOSE:
         return queue_close(c, request->queue_close, command);
+    case MOK__WORKER_REQUEST__BODY_STREAM_OPEN:
+        return stream_open(c, request->stream_open, fds, command);
     case MOK__WORKER_REQUEST__BODY_BUFFER_MAP:
         return buffer_map(c, request->buffer_map, fds, command);
     case MOK__WORKER_REQUEST__BODY_BUFFER_UNMAP:
@@ -373,6 +416,10 @@ void control_handle(struct control *c, const Mok__WorkerRequest *request, struct
     }
     if (!c->dispatcher) {
         control_reply(c, request->id, -MOK_ESTATE, "the worker has not been started");
+        return;
+    }
+    if (request->body_case == MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC) {
+        memory_alloc(c, request->id, request->memory_alloc);
         return;
     }
     struct dispatcher_command *command = calloc(1, sizeof(*command));

@@ -101,7 +101,10 @@ struct worker_queue {
     bool closing;
     struct worker_op *ops;        /* [cq_entries], by slot of the in-flight table */
     struct fair_user *spare_user; /* for fair_join; NULL once that took it */
+    struct mok_stream_slot *stream_memory; /* [cq_entries]; NULL: no operation of it is on a stream */
+    uint64_t stream_bytes;
     /* dispatcher */
+    struct mok_stream_slot *stream; /* as stream_memory, once that was told */
     struct mok_queue_worker ring;
     struct fair_session share;
     struct worker_op *first, *last; /* in flight, oldest first */
@@ -146,6 +149,7 @@ struct worker_layer {
     uint64_t session;
     struct worker_group *group;
     struct mok_plan plan;
+    void *flags;      /* [ep] of MOK_FLAGS_BYTES each */
     void **workspace; /* [ep], mapped symmetric workspaces in rank order */
     void *private_memory;
     struct mok_engine_layer *engine_layer;
@@ -176,6 +180,9 @@ struct worker_op {
     uint32_t slot; /* in the in-flight table */
     uint32_t tokens, flags;
     uint8_t opcode, context_mode;
+    bool on_stream;         /* the slot's words are how its client's stream and we hand over */
+    bool awaited;           /* its stream has not brought the inputs yet */
+    uint32_t stream_slot, stream_number;
     bool begun;     /* has its sequence number */
     bool cancelled; /* before it was ready; it is withdrawn once it is */
     int dying_code; /* completes with this once the engine has let go of it; never runs again */

@@ -27,9 +27,9 @@ static uint32_t flags_of(uint8_t opcode)
 {
     switch (opcode) {
     case MOK_OP_FORWARD:
-        return MOK_SQE_ACCUMULATE_OUT;
+        return MOK_SQE_ACCUMULATE_OUT | MOK_SQE_ON_STREAM;
     case MOK_OP_BACKWARD:
-        return MOK_SQE_OVERWRITE_WGRAD;
+        return MOK_SQE_OVERWRITE_WGRAD | MOK_SQE_ON_STREAM;
     }
     return 0;
 }
@@ -72,14 +72,29 @@ static int check_unused(const struct mok_sqe *sqe, struct worker_fault *ret)
     return 0;
 }
 
-static int check_head(const struct mok_sqe *sqe, struct worker_fault *ret)
+static int check_stream(const struct worker_queue *queue, const struct mok_sqe *sqe, struct worker_fault *ret)
+{
+    if (!(sqe->flags & MOK_SQE_ON_STREAM)) {
+        uint32_t extra = sqe->stream_slot | sqe->stream_number;
+        return extra ? fault(ret, -MOK_ERESERVED, MOK_ARG_STREAM, extra, 0) : 0;
+    }
+    if (!queue->stream)
+        return fault(ret, -MOK_ESTATE, MOK_ARG_STREAM, sqe->stream_slot, 0);
+    if (sqe->stream_slot >= queue->ring.layout.cq_entries)
+        return fault(ret, -MOK_ERANGE, MOK_ARG_STREAM, sqe->stream_slot, queue->ring.layout.cq_entries - 1);
+    return 0;
+}
+
+static int check_head(const struct worker_queue *queue, const struct mok_sqe *sqe, struct worker_fault *ret)
 {
     if (sqe->opcode > MOK_OP_CANCEL)
         return fault(ret, -MOK_EOPCODE, MOK_ARG_OPCODE, sqe->opcode, MOK_OP_CANCEL);
     if (sqe->flags & ~flags_of(sqe->opcode))
         return fault(ret, -MOK_ERANGE, MOK_ARG_FLAGS, sqe->flags, flags_of(sqe->opcode));
     int r = check_reserved(sqe, ret);
-    return r < 0 ? r : check_unused(sqe, ret);
+    if (r == 0)
+        r = check_unused(sqe, ret);
+    return r < 0 ? r : check_stream(queue, sqe, ret);
 }
 
 /* No-op and cancel name no layer and carry nothing. */
@@ -265,7 +280,7 @@ static int check_layer_op(const struct worker_tables *tables, const struct worke
 int worker_validate(const struct worker_tables *tables, const struct worker_queue *queue, const struct mok_sqe *sqe,
                     struct worker_op *ret_op, struct worker_fault *ret_fault)
 {
-    int r = check_head(sqe, ret_fault);
+    int r = check_head(queue, sqe, ret_fault);
     if (r < 0)
         return r;
     ret_op->layer = NULL;
@@ -277,7 +292,10 @@ int worker_validate(const struct worker_tables *tables, const struct worker_queu
         return r;
     ret_op->opcode = sqe->opcode;
     ret_op->context_mode = sqe->context_mode;
-    ret_op->flags = sqe->flags;
+    ret_op->flags = sqe->flags & ~MOK_SQE_ON_STREAM; /* how inputs arrive is nobody else's affair */
+    ret_op->on_stream = sqe->flags & MOK_SQE_ON_STREAM;
+    ret_op->stream_slot = sqe->stream_slot;
+    ret_op->stream_number = sqe->stream_number;
     ret_op->tokens = sqe->tokens;
     ret_op->timeout_ns = sqe->timeout_ns;
     return 0;

@@ -42,7 +42,9 @@ static int host_probe(const struct mok_engine_config *config, struct mok_device_
         return fail(message, -MOK_ERANGE, "threads = %u is outside 1..%u", config->threads, MAX_THREADS);
     if (pages <= 0 || page <= 0)
         return fail(message, -MOK_EDEVICE, "the size of this host's memory cannot be had (errno %d)", errno);
-    *ret = (struct mok_device_limits){ MOK_DEVICE_HOST, config->threads, (uint64_t)pages * (uint64_t)page };
+    *ret = (struct mok_device_limits){ .kind = MOK_DEVICE_HOST,
+                                       .units = config->threads,
+                                       .memory_bytes = (uint64_t)pages * (uint64_t)page };
     return 0;
 }
 

@@ -22,6 +22,7 @@
 
 /* Feature bits of mok_ring_header.features; unknown bits are ignored by the client. */
 #define MOK_RING_FEAT_CANCEL (1u << 0)
+#define MOK_RING_FEAT_STREAM (1u << 1) /* MOK_SQE_ON_STREAM */
 
 /* mok_ring_header.state */
 #define MOK_RING_OPEN 0u
@@ -61,7 +62,8 @@ enum mok_region_slot {
 /* mok_sqe.flags */
 #define MOK_SQE_ACCUMULATE_OUT (1u << 0)   /* forward: out += layer(x) instead of out = */
 #define MOK_SQE_OVERWRITE_WGRAD (1u << 1)  /* backward: weight gradients = instead of += */
-#define MOK_SQE_FLAGS_KNOWN (MOK_SQE_ACCUMULATE_OUT | MOK_SQE_OVERWRITE_WGRAD)
+#define MOK_SQE_ON_STREAM (1u << 2)        /* its inputs are there once its slot's doorbell says so */
+#define MOK_SQE_FLAGS_KNOWN (MOK_SQE_ACCUMULATE_OUT | MOK_SQE_OVERWRITE_WGRAD | MOK_SQE_ON_STREAM)
 
 /* One submission. The worker copies it once and validates the copy. */
 struct mok_sqe {
@@ -74,10 +76,29 @@ struct mok_sqe {
     uint32_t tokens;        /* T of this rank */
     uint64_t timeout_ns;    /* from the moment all ranks joined; 0: none */
     uint64_t cancel_target; /* cancel: user_data of the operation to cancel */
-    uint64_t reserved1[3];  /* 0 */
+    uint32_t stream_slot;   /* with MOK_SQE_ON_STREAM, else 0 */
+    uint32_t stream_number; /* with MOK_SQE_ON_STREAM: what doorbell and done will hold; else 0 */
+    uint64_t reserved1[2];  /* 0 */
     struct mok_region region[MOK_REGION_COUNT];
 };
 MOK_STATIC_ASSERT(sizeof(struct mok_sqe) == 256, "ABI");
+
+/*
+ * Where a client's CUDA stream and the worker hand an operation to each other, one slot an operation in flight, cq_entries
+ * of them in a memfd of its own that client and worker map. All words are counters that only move forward (as signed
+ * differences); the client may write any of them and harms nobody but itself.
+ *   doorbell  the client's stream: the inputs of `stream_number` are there
+ *   done      the worker: that operation is over, well or not; the client's library where no worker will say so
+ *   passed    the client's stream: it has seen `done`; the slot can be used again
+ */
+struct mok_stream_slot {
+    uint32_t doorbell;
+    uint32_t passed;
+    uint32_t reserved0[14];
+    uint32_t done;
+    uint32_t reserved1[15];
+};
+MOK_STATIC_ASSERT(sizeof(struct mok_stream_slot) == 128, "ABI");
 
 /* One completion. */
 struct mok_cqe {
@@ -106,6 +127,7 @@ MOK_STATIC_ASSERT(sizeof(struct mok_cqe) == 64, "ABI");
     M(6, CONTEXT_MODE, "context_mode")                                                             \
     M(7, TIMEOUT, "timeout_ns")                                                                    \
     M(8, TARGET, "cancel_target")                                                                  \
+    M(9, STREAM, "stream_slot")                                                                    \
     M(16, X, "x")                                                                                  \
     M(17, IDS, "ids")                                                                              \
     M(18, TOPK_WEIGHT, "topk_weight")                                                              \

@@ -48,7 +48,8 @@ extern "C" {
     X(32, RESERVED, "reserved field is not zero")                                                  \
     X(33, BUSY, "in use")                                                                          \
     X(34, IO, "system call failed")                                                                \
-    X(35, INTERNAL, "internal error")
+    X(35, INTERNAL, "internal error")                                                              \
+    X(36, SHARING, "this process does not share the GPU as mokd does")
 
 enum mok_error {
 #define MOK_ERROR_ENUM(code, name, text) MOK_E##name = code,

@@ -73,7 +73,7 @@ static void write_header(struct mok_ring_header *header, const struct mok_queue_
 {
     header->magic = MOK_RING_MAGIC;
     header->abi_version = MOK_RING_ABI_VERSION;
-    header->features = MOK_RING_FEAT_CANCEL;
+    header->features = MOK_RING_FEAT_CANCEL | MOK_RING_FEAT_STREAM;
     header->header_bytes = sizeof(*header);
     header->sq_entries = layout->sq_entries;
     header->cq_entries = layout->cq_entries;

@@ -312,7 +312,7 @@ static void run_sweep(struct sweep *sweep)
 /* Bytes that a row takes in the ring, as the plan explains it. */
 static uint64_t ring_row_bytes(const struct workload *w, uint32_t tokens, uint32_t threads)
 {
-    struct mok_device_limits limits = { MOK_DEVICE_HOST, threads, 1ull << 40 };
+    struct mok_device_limits limits = { .kind = MOK_DEVICE_HOST, .units = threads, .memory_bytes = 1ull << 40 };
     struct mok_layer_spec spec = { .hidden = w->hidden, .intermediate = w->intermediate, .experts = w->experts, .topk = w->topk,
                                    .ep = w->ep, .max_tokens = tokens, .precision = MOK_BF16 };
     struct mok_message message = { "" };

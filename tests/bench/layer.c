@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "layer_cuda.h"
 #include "plain.h"
 #include "workload.h"
 #include "stack.h"
@@ -224,7 +225,7 @@ static int run_shape(const struct options *o, const struct shape *shape, const s
 static int usage(FILE *file)
 {
     fprintf(file, "Usage: mok-bench layer [OPTIONS]\n"
-                  "  --engine host           engine to measure\n"
+                  "  --engine host|cuda      engine to measure; cuda has only --shape, --tokens, --rounds, --json and --poll US\n"
                   "  --shape NAME            one shape; default: all (");
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         fprintf(file, "%s%s", i ? ", " : "", shapes[i].name);
@@ -268,7 +269,7 @@ static void parse(int argc, char **argv, struct options *o)
         case 'j': bench.json = true; break;
         case 'e':
             if (strcmp(optarg, "host") != 0) {
-                fprintf(stderr, "mok-bench: --engine is '%s', must be host\n", optarg);
+                fprintf(stderr, "mok-bench: --engine is '%s', must be host or, in a build with that engine, cuda\n", optarg);
                 exit(2);
             }
             break;
@@ -292,6 +293,11 @@ static void parse(int argc, char **argv, struct options *o)
 int bench_layer(int argc, char **argv)
 {
     struct options o = { .ep = 1, .tokens = 1024, .threads = 1, .rounds = 10, .context_mode = MOK_CONTEXT_FULL };
+#if defined(MOK_HAVE_CUDA)
+    for (int i = 1; i + 1 < argc; i++)
+        if (strcmp(argv[i], "--engine") == 0 && strcmp(argv[i + 1], "cuda") == 0)
+            return bench_layer_cuda(argc, argv);
+#endif
     parse(argc, argv, &o);
     struct stack stack;
     struct stack_options so = { .devices = o.ep, .threads = o.threads, .poll_us = 50 };

@@ -88,8 +88,10 @@ static int survivor_code(const struct stack *stack, const char *group, struct ac
     double start = now_ms();
     mok_result result = { 0 };
     code = mok_wait(rank.session, ticket, 10000000000, &result);
-    if (code == 0 && result.code == 0) { /* the victim had still taken part in that one; the next cannot */
-        code = workload_forward(&rank, &ticket);
+    /* What the victim had submitted before it died may still complete: its steps are forward and backward in turn. */
+    for (bool backward = true; code == 0 && result.code == 0; backward = !backward) {
+        code = backward ? workload_backward(&rank, MOK_BACKWARD_OVERWRITE_WGRAD, &ticket)
+                        : workload_forward(&rank, &ticket);
         if (code == 0)
             code = mok_wait(rank.session, ticket, 10000000000, &result);
     }

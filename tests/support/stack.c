@@ -42,6 +42,13 @@ static int write_config(const struct stack *stack, const struct stack_options *o
     if (!file)
         return -1;
     fprintf(file, "[daemon]\nsocket = %s\npoll_us = %u\n", stack->socket, options->poll_us);
+    if (options->daemon)
+        fprintf(file, "%s\n", options->daemon);
+    for (unsigned i = 0; i < options->gpus; i++) {
+        fprintf(file, "[device gpu%u]\nkind = cuda\ncuda = 0\nmemory = 16G\n", i);
+        if (options->gpu_blocks)
+            fprintf(file, "threads = %u\n", options->gpu_blocks);
+    }
     for (unsigned i = 0; i < options->devices; i++) {
         fprintf(file, "[device host%u]\nkind = host\nthreads = %u\nmemory = 8G\n", i, options->threads);
         if (options->chaos_delay_us)
@@ -113,7 +120,7 @@ static void remove_dir(const struct stack *stack)
 int stack_start(struct stack *stack, const struct stack_options *options)
 {
     struct stack_options o = options ? *options : (struct stack_options){ 0 };
-    o.devices = o.devices ? o.devices : 2;
+    o.devices = o.devices || o.gpus ? o.devices : 2;
     o.threads = o.threads ? o.threads : 1;
     *stack = (struct stack){ .dir = "/tmp/mok-stack-XXXXXX" };
     if (!mkdtemp(stack->dir)) {
@@ -129,7 +136,7 @@ int stack_start(struct stack *stack, const struct stack_options *options)
     }
     stack->mokd = spawn_mokd(stack);
     for (int waited = 0; waited < START_MS; waited += 20) {
-        if (devices_up(stack, o.devices))
+        if (devices_up(stack, o.devices + o.gpus))
             return 0;
         if (waitpid(stack->mokd, NULL, WNOHANG) == stack->mokd) {
             stack->mokd = 0;

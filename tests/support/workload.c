@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static uint64_t mix(uint64_t z)
@@ -88,12 +89,50 @@ void workload_ids(const struct workload *p, uint64_t token, int32_t *ret_ids)
             ret_ids[k] = -1;
 }
 
+static void copy_here(void *to, const void *from, uint64_t bytes)
+{
+    memcpy(to, from, bytes);
+}
+
+void (*workload_copy)(void *to, const void *from, uint64_t bytes) = copy_here;
+
+static void *stage(uint64_t bytes)
+{
+    void *memory = malloc(bytes ? bytes : 1);
+    if (!memory)
+        abort();
+    return memory;
+}
+
+static void put(mok_buffer *buffer, void *staged, uint64_t bytes)
+{
+    workload_copy(mok_buffer_data(buffer), staged, bytes);
+    free(staged);
+}
+
 static void fill_bf16(const struct workload_rank *r, mok_buffer *buffer, enum workload_stream stream, uint64_t first,
                       uint64_t count, float scale)
 {
-    uint16_t *data = mok_buffer_data(buffer);
+    uint16_t *data = stage(count * 2);
     for (uint64_t i = 0; i < count; i++)
         data[i] = workload_bf16(workload_value(r->problem, stream, first + i) * scale);
+    put(buffer, data, count * 2);
+}
+
+static void fill_routing(struct workload_rank *r)
+{
+    const struct workload *p = r->problem;
+    uint64_t slots = (uint64_t)r->tokens * p->topk;
+    int32_t *ids = stage(slots * sizeof(*ids));
+    float *weight = stage(slots * sizeof(*weight));
+    for (uint32_t t = 0; t < r->tokens; t++) {
+        workload_ids(p, r->first_token + t, ids + (uint64_t)t * p->topk);
+        for (uint32_t k = 0; k < p->topk; k++)
+            weight[(uint64_t)t * p->topk + k] =
+                workload_value(p, STREAM_WEIGHT, (r->first_token + t) * p->topk + k) * 0.5f;
+    }
+    put(r->ids, ids, slots * sizeof(*ids));
+    put(r->weight, weight, slots * sizeof(*weight));
 }
 
 void workload_fill(struct workload_rank *r)
@@ -102,7 +141,8 @@ void workload_fill(struct workload_rank *r)
     uint64_t h = p->hidden, n = p->intermediate, local = p->experts / p->ep, is = p->shared_intermediate;
     float sh = 1.0f / sqrtf((float)h), si = 1.0f / sqrtf((float)n);
     fill_bf16(r, r->x, STREAM_X, r->first_token * h, r->tokens * h, 1.0f);
-    fill_bf16(r, r->d_out, STREAM_D_OUT, r->first_token * h, r->tokens * h, 1.0f);
+    if (!p->forward_only)
+        fill_bf16(r, r->d_out, STREAM_D_OUT, r->first_token * h, r->tokens * h, 1.0f);
     fill_bf16(r, r->gate, STREAM_GATE, r->rank * local * n * h, local * n * h, sh);
     fill_bf16(r, r->up, STREAM_UP, r->rank * local * n * h, local * n * h, sh);
     fill_bf16(r, r->down, STREAM_DOWN, r->rank * local * n * h, local * n * h, si);
@@ -111,14 +151,7 @@ void workload_fill(struct workload_rank *r)
         fill_bf16(r, r->s_up, STREAM_S_UP, 0, is * h, sh);
         fill_bf16(r, r->s_down, STREAM_S_DOWN, 0, is * h, 1.0f / sqrtf((float)is));
     }
-    int32_t *ids = mok_buffer_data(r->ids);
-    float *weight = mok_buffer_data(r->weight);
-    for (uint32_t t = 0; t < r->tokens; t++) {
-        workload_ids(p, r->first_token + t, ids + (uint64_t)t * p->topk);
-        for (uint32_t k = 0; k < p->topk; k++)
-            weight[(uint64_t)t * p->topk + k] =
-                workload_value(p, STREAM_WEIGHT, (r->first_token + t) * p->topk + k) * 0.5f;
-    }
+    fill_routing(r);
 }
 
 /* ---------------------------------------------------------------- buffers */
@@ -135,22 +168,25 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
     uint64_t expert = local * p->intermediate * h;
     uint64_t context = p->context_mode == MOK_CONTEXT_RECOMPUTE ? memory->context_recompute_bytes
                                                                  : memory->context_full_bytes;
+    bool both = !p->forward_only;
     struct {
         mok_buffer **buffer;
         uint64_t bytes;
+        bool backward; /* only then */
     } wanted[] = {
-        { &r->ids, t * k * 4 },      { &r->weight, t * k * 4 },   { &r->out, t * h * 2 },     { &r->d_x, t * h * 2 },
-        { &r->d_weight, t * k * 4 }, { &r->context, context },    { &r->gate, expert * 2 },   { &r->up, expert * 2 },
-        { &r->down, expert * 2 },    { &r->d_gate, expert * 4 },  { &r->d_up, expert * 4 },   { &r->d_down, expert * 4 },
-        { &r->s_gate, is * h * 2 },  { &r->s_up, is * h * 2 },    { &r->s_down, is * h * 2 }, { &r->d_s_gate, is * h * 4 },
-        { &r->d_s_up, is * h * 4 },  { &r->d_s_down, is * h * 4 },
+        { &r->ids, t * k * 4, false },      { &r->weight, t * k * 4, false },   { &r->out, t * h * 2, false },     { &r->d_x, t * h * 2, true },
+        { &r->d_weight, t * k * 4, true }, { &r->context, context, false },    { &r->gate, expert * 2, false },   { &r->up, expert * 2, false },
+        { &r->down, expert * 2, false },    { &r->d_gate, expert * 4, true },  { &r->d_up, expert * 4, true },   { &r->d_down, expert * 4, true },
+        { &r->s_gate, is * h * 2, false },  { &r->s_up, is * h * 2, false },    { &r->s_down, is * h * 2, false }, { &r->d_s_gate, is * h * 4, true },
+        { &r->d_s_up, is * h * 4, true },  { &r->d_s_down, is * h * 4, true },
     };
     int code = mok_buffer_alloc_symmetric(r->group, t * h * 2, 0, &r->x);
-    if (code == 0)
+    if (code == 0 && both)
         code = mok_buffer_alloc_symmetric(r->group, t * h * 2, 0, &r->d_out);
     size_t count = is ? sizeof(wanted) / sizeof(wanted[0]) : 12;
     for (size_t i = 0; i < count && code == 0; i++)
-        code = private_buffer(r, device, wanted[i].bytes, wanted[i].buffer);
+        if (both || !wanted[i].backward)
+            code = private_buffer(r, device, wanted[i].bytes, wanted[i].buffer);
     return code;
 }
 
@@ -211,9 +247,11 @@ void workload_close(struct workload_rank *r)
 void workload_poison(struct workload_rank *r)
 {
     mok_buffer *all[] = { r->out, r->d_x, r->d_weight, r->context };
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        if (all[i])
-            memset(mok_buffer_data(all[i]), 0xff, mok_buffer_size(all[i]));
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        uint64_t bytes = all[i] ? mok_buffer_size(all[i]) : 0;
+        if (bytes)
+            put(all[i], memset(stage(bytes), 0xff, bytes), bytes);
+    }
 }
 
 /* ---------------------------------------------------------------- operations */
@@ -240,16 +278,17 @@ int workload_backward(struct workload_rank *r, uint32_t flags, mok_ticket *ret_t
 
 int workload_step(struct workload_rank *r, mok_result *ret_forward, mok_result *ret_backward)
 {
-    mok_ticket forward, backward;
+    mok_ticket forward, backward = 0;
     mok_result result[2] = { 0 };
     int code = workload_forward(r, &forward);
     if (code < 0)
         return code;
-    code = workload_backward(r, MOK_BACKWARD_OVERWRITE_WGRAD, &backward);
+    if (!r->problem->forward_only)
+        code = workload_backward(r, MOK_BACKWARD_OVERWRITE_WGRAD, &backward);
     if (code < 0)
         return code;
     code = mok_wait(r->session, forward, -1, &result[0]);
-    if (code == 0)
+    if (code == 0 && !r->problem->forward_only)
         code = mok_wait(r->session, backward, -1, &result[1]);
     if (ret_forward)
         *ret_forward = result[0];
@@ -258,23 +297,26 @@ int workload_step(struct workload_rank *r, mok_result *ret_forward, mok_result *
     return code < 0 ? code : result[0].code < 0 ? result[0].code : result[1].code;
 }
 
-static uint64_t hash_bytes(uint64_t hash, const void *data, uint64_t bytes)
+static uint64_t hash_buffer(uint64_t hash, mok_buffer *buffer, uint64_t bytes)
 {
-    const uint8_t *p = data;
+    uint8_t *p = stage(bytes);
+    workload_copy(p, mok_buffer_data(buffer), bytes);
     for (uint64_t i = 0; i < bytes; i++)
         hash = (hash ^ p[i]) * 0x100000001b3u;
+    free(p);
     return hash;
 }
 
 uint64_t workload_hash(const struct workload_rank *r)
 {
     const struct workload *p = r->problem;
-    uint64_t hash = 0xcbf29ce484222325u;
-    hash = hash_bytes(hash, mok_buffer_data(r->out), (uint64_t)r->tokens * p->hidden * 2);
-    hash = hash_bytes(hash, mok_buffer_data(r->d_x), (uint64_t)r->tokens * p->hidden * 2);
-    hash = hash_bytes(hash, mok_buffer_data(r->d_weight), (uint64_t)r->tokens * p->topk * 4);
     mok_buffer *gradients[] = { r->d_gate, r->d_up, r->d_down };
+    uint64_t hash = hash_buffer(0xcbf29ce484222325u, r->out, (uint64_t)r->tokens * p->hidden * 2);
+    if (p->forward_only)
+        return hash;
+    hash = hash_buffer(hash, r->d_x, (uint64_t)r->tokens * p->hidden * 2);
+    hash = hash_buffer(hash, r->d_weight, (uint64_t)r->tokens * p->topk * 4);
     for (int i = 0; i < 3; i++)
-        hash = hash_bytes(hash, mok_buffer_data(gradients[i]), mok_buffer_size(gradients[i]));
+        hash = hash_buffer(hash, gradients[i], mok_buffer_size(gradients[i]));
     return hash;
 }

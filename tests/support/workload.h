@@ -23,6 +23,7 @@ struct workload {
     uint64_t seed;
     enum workload_routing routing;
     float masked;           /* share of slots with id -1 */
+    bool forward_only;      /* no backward in a step, and no memory for one */
     uint64_t ring_bytes;    /* 0: the plan's choice, as in mok_layer_options */
     uint32_t minibatch_rows, comm_units;
 };
@@ -39,6 +40,9 @@ struct workload_rank {
     mok_buffer *gate, *up, *down, *d_gate, *d_up, *d_down;
     mok_buffer *s_gate, *s_up, *s_down, *d_s_gate, *d_s_up, *d_s_down;
 };
+
+/* How bytes get into and out of buffers; for GPUs a test puts another function here. */
+extern void (*workload_copy)(void *to, const void *from, uint64_t bytes);
 
 /* Value streams, so that an oracle can make the same inputs. */
 enum workload_stream { STREAM_X, STREAM_D_OUT, STREAM_WEIGHT, STREAM_IDS, STREAM_GATE, STREAM_UP, STREAM_DOWN,

@@ -132,14 +132,19 @@ int mok_group_leave(mok_group *group);
 /**
  * Allocates `bytes` (> 0) of symmetric memory; collective: every rank asks for the same size in the same order.
  * Zeroed. Errors: MOK_EMISMATCH (sizes differ; all ranks get it), MOK_EQUOTA, MOK_ENOMEM, MOK_ETIMEDOUT, MOK_EPEER,
- * MOK_EFDS this process can take no more descriptors.
+ * MOK_EFDS this process can take no more descriptors. On a CUDA device also MOK_ENOTSUP libcuda.so.1 is not here or too
+ * old; MOK_ENODEV the process does not see the GPU; MOK_ESHARING CUDA runs in this process without the MPS that mokd's
+ * workers run under (the sentence has the remedy); MOK_EDEVICE.
  */
 int mok_buffer_alloc_symmetric(mok_group *group, uint64_t bytes, uint64_t timeout_ms, mok_buffer **ret_buffer);
 /** Allocates `bytes` (> 0) that only this rank's device reads and writes. Zeroed. Not collective. */
 int mok_buffer_alloc_private(mok_session *session, uint32_t device, uint64_t bytes, mok_buffer **ret_buffer);
 /** Frees; -MOK_EBUSY while an operation or a layer's binding uses it; gone after any other error. NULL is fine. */
 int mok_buffer_free(mok_buffer *buffer);
-/** Address here, NULL in a forked child; host devices: ordinary memory. 2 MiB-aligned is not promised, 4 KiB is. */
+/**
+ * Address here, NULL in a forked child. Host devices: ordinary memory. CUDA devices: device memory in the GPU's primary
+ * context, which the CUDA runtime uses too. 2 MiB-aligned is not promised, 4 KiB is.
+ */
 void *mok_buffer_data(const mok_buffer *buffer);
 /** Bytes as they were asked for. */
 uint64_t mok_buffer_size(const mok_buffer *buffer);
@@ -312,6 +317,22 @@ typedef struct mok_backward_args {
  */
 int mok_layer_forward(mok_layer *layer, const mok_forward_args *args, mok_ticket *ret_ticket);
 int mok_layer_backward(mok_layer *layer, const mok_backward_args *args, mok_ticket *ret_ticket);
+/** A CUstream or cudaStream_t; this header needs none of CUDA's. */
+typedef struct CUstream_st *mok_stream;
+/**
+ * As mok_layer_forward and mok_layer_backward, in the order of a CUDA stream: the operation begins once the stream has come
+ * to this point, and what is queued on the stream later begins once the operation is over. No CPU of this process waits
+ * for the GPU or is waited for. If the operation fails, or the worker, mokd or the session goes away, the stream goes on
+ * and the ticket has the code; so look at the ticket before its results are relied on.
+ * On all ranks each operation may come by a stream or not. With a host device the stream is one of the current context.
+ * Errors found at once, beside those of mok_layer_forward: MOK_ESTATE the stream is being captured into a graph, or no
+ * context is current; MOK_ENOTSUP, MOK_ENODEV, MOK_ESHARING, MOK_EDEVICE as mok_buffer_alloc_symmetric. May wait where
+ * the stream can hold no more work.
+ */
+int mok_layer_forward_on_stream(mok_layer *layer, const mok_forward_args *args, mok_stream stream,
+                                mok_ticket *ret_ticket);
+int mok_layer_backward_on_stream(mok_layer *layer, const mok_backward_args *args, mok_stream stream,
+                                 mok_ticket *ret_ticket);
 /**
  * Submits an operation that does nothing, to the worker of `device`. The first use of a device, and the first after its
  * worker restarted, asks mokd for a queue and waits for that.

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "dispatch.h"
 #include "memory.h"
 #include "names.h"
 #include "util.h"
@@ -111,6 +112,20 @@ int worker_ask(struct worker *worker, Mok__WorkerRequest *request, const int *fd
     request->id = ++worker->last_id;
     assert_int_equal(mok_wire_send(worker->control, &request->base, fds, count), 0);
     return answer_of(worker, request->id, ret_reply);
+}
+
+int worker_ask_fds(struct worker *worker, Mok__WorkerRequest *request, struct mok_wire_fds *ret_fds)
+{
+    struct pollfd wait = { .fd = worker->control, .events = POLLIN };
+    ProtobufCMessage *message = NULL;
+
+    request->id = ++worker->last_id;
+    assert_int_equal(mok_wire_send(worker->control, &request->base, NULL, 0), 0);
+    assert_true(poll(&wait, 1, HARNESS_WAIT_MS) > 0);
+    assert_int_equal(mok_wire_recv(worker->control, &mok__worker_reply__descriptor, &message, ret_fds), 1);
+    int code = ((const Mok__WorkerReply *)message)->code;
+    mok_wire_free(message);
+    return code;
 }
 
 Mok__WorkerReply *worker_event(struct worker *worker, int wait_ms)
@@ -414,28 +429,29 @@ static void layer_open_rank(struct layer *layer, uint32_t rank, const int *fds)
     open.memory = &memory;
     request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
     request.layer_open = &open;
-    assert_int_equal(worker_ask(client->worker, &request, fds, layer->group->size + 1, NULL), 0);
+    assert_int_equal(worker_ask(client->worker, &request, fds, layer->group->size + 2, NULL), 0);
 }
 
 void layer_open(struct layer *layer, struct group *group, const struct mok_layer_spec *spec)
 {
     struct mok_message message;
-    int fds[HARNESS_MAX_EP + 1];
+    int fds[HARNESS_MAX_EP + 2];
 
     *layer = (struct layer){ .id = harness_id(), .group = group, .spec = *spec };
     layer->spec.ep = group->size;
     if (mok_plan_make(&layer->spec, &group->rank[0]->worker->limits, &layer->plan, NULL, 0, &message) < 0)
         fail_msg("%s", message.text);
+    assert_int_equal(mok_memory_create("test-flags", group->size * MOK_FLAGS_BYTES, &fds[0]), 0);
     for (uint32_t rank = 0; rank < group->size; rank++)
-        assert_int_equal(mok_memory_create("test-sym", mok_memory_round(layer->plan.symmetric_bytes), &fds[rank]), 0);
+        assert_int_equal(mok_memory_create("test-sym", mok_memory_round(layer->plan.symmetric_bytes), &fds[1 + rank]), 0);
     for (uint32_t rank = 0; rank < group->size; rank++) {
         uint64_t bytes = mok_memory_round(layer->plan.private_bytes ? layer->plan.private_bytes : 1);
-        assert_int_equal(mok_memory_create("test-private", bytes, &fds[group->size]), 0);
+        assert_int_equal(mok_memory_create("test-private", bytes, &fds[1 + group->size]), 0);
         layer_open_rank(layer, rank, fds);
-        close(fds[group->size]);
+        close(fds[1 + group->size]);
     }
-    for (uint32_t rank = 0; rank < group->size; rank++)
-        close(fds[rank]);
+    for (uint32_t i = 0; i < group->size + 1; i++)
+        close(fds[i]);
 }
 
 int layer_bind(struct layer *layer, uint32_t rank, Mok__LayerParams *params)

@@ -20,6 +20,7 @@
 #include "layer.h"
 #include "mok/ring_abi.h"
 #include "queue.h"
+#include "wire.h"
 
 #define HARNESS_MAX_EP 4
 #define HARNESS_WAIT_MS 20000 /* longer than anything takes, also under a sanitizer */
@@ -48,6 +49,8 @@ void worker_start(struct worker *worker, const struct worker_options *options);
 /* Asks, and waits for the one answer; events that come before are kept. ret_reply may be NULL. Returns the code. */
 int worker_ask(struct worker *worker, Mok__WorkerRequest *request, const int *fds, size_t count,
                Mok__WorkerReply **ret_reply);
+/* Sends; the answer may bring descriptors. Returns its code. Only while nothing else is under way. */
+int worker_ask_fds(struct worker *worker, Mok__WorkerRequest *request, struct mok_wire_fds *ret_fds);
 /* The next event within `wait_ms`, or NULL; free with mok_wire_free. */
 Mok__WorkerReply *worker_event(struct worker *worker, int wait_ms);
 /* Waits for the end of the process; returns the exit code, or -signal. */

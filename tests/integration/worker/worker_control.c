@@ -275,6 +275,29 @@ static void leaving_a_group_ends_what_other_groups_do_with_its_memory(void **sta
 
 /* ------------------------------------------------------------------ layers and numbers */
 
+static void memory_that_was_asked_for_comes_zeroed_and_is_the_askers(void **state)
+{
+    struct worker worker;
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerMemoryAlloc alloc = MOK__WORKER_MEMORY_ALLOC__INIT;
+    _cleanup_wire_fds_ struct mok_wire_fds fds = MOK_WIRE_FDS_INIT;
+    char bytes[8192], zeros[8192] = { 0 };
+    (void)state;
+
+    worker_start(&worker, NULL);
+    request.body_case = MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC;
+    request.memory_alloc = &alloc;
+    assert_int_equal(worker_ask(&worker, &request, NULL, 0, NULL), -MOK_ESIZE);
+    alloc.bytes = 8192;
+    assert_int_equal(worker_ask_fds(&worker, &request, &fds), 0);
+    assert_int_equal(fds.count, 1);
+    assert_int_equal(pread(fds.fd[0], bytes, sizeof(bytes), 0), sizeof(bytes));
+    assert_memory_equal(bytes, zeros, sizeof(bytes));
+    assert_int_equal(ask_map(&worker, 5, 8192, fds.fd, 1), 0);
+    worker_end(&worker);
+    assert_int_equal(pwrite(fds.fd[0], "x", 1, 0), 1);
+}
+
 static void a_layer_that_mokd_planned_otherwise_is_refused(void **state)
 {
     struct worker worker;
@@ -285,13 +308,13 @@ static void a_layer_that_mokd_planned_otherwise_is_refused(void **state)
     Mok__WorkerLayerOpen open = MOK__WORKER_LAYER_OPEN__INIT;
     Mok__LayerSpec spec = MOK__LAYER_SPEC__INIT;
     Mok__LayerMemory memory = MOK__LAYER_MEMORY__INIT;
-    int fds[3];
+    int fds[4];
     (void)state;
 
     worker_start(&worker, NULL);
     client_open(&client, &worker, harness_id(), 4, 0);
     group_open(&group, harness_id(), ranks, 1);
-    for (unsigned i = 0; i < 3; i++)
+    for (unsigned i = 0; i < 4; i++)
         assert_int_equal(mok_memory_create("test", 1u << 20, &fds[i]), 0);
     spec.hidden = 32;
     spec.intermediate = 16;
@@ -305,19 +328,19 @@ static void a_layer_that_mokd_planned_otherwise_is_refused(void **state)
     open.layer = harness_id();
     request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
     request.layer_open = &open;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_EPROTO);
-    open.spec = &spec;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_EPROTO);
-    open.memory = &memory;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_ESIZE);
     assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_EPROTO);
+    open.spec = &spec;
+    assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_EPROTO);
+    open.memory = &memory;
+    assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_ESIZE);
+    assert_int_equal(worker_ask(&worker, &request, fds, 4, NULL), -MOK_EPROTO);
     spec.hidden = 33;
-    assert_true(worker_ask(&worker, &request, fds, 2, NULL) < 0);
+    assert_true(worker_ask(&worker, &request, fds, 3, NULL) < 0);
     open.queue = 99999;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_ENOENT);
+    assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_ENOENT);
     open.layer = 0;
-    assert_int_equal(worker_ask(&worker, &request, fds, 2, NULL), -MOK_EARG);
-    for (unsigned i = 0; i < 3; i++)
+    assert_int_equal(worker_ask(&worker, &request, fds, 3, NULL), -MOK_EARG);
+    for (unsigned i = 0; i < 4; i++)
         close(fds[i]);
     client_free(&client);
     worker_end(&worker);
@@ -429,6 +452,7 @@ int main(void)
         cmocka_unit_test(what_is_in_use_is_not_taken_away),
         cmocka_unit_test(leaving_a_group_unbinds_its_memory_from_other_groups),
         cmocka_unit_test(leaving_a_group_ends_what_other_groups_do_with_its_memory),
+        cmocka_unit_test(memory_that_was_asked_for_comes_zeroed_and_is_the_askers),
         cmocka_unit_test(a_layer_that_mokd_planned_otherwise_is_refused),
         cmocka_unit_test(ping_tells_what_each_queue_did),
         cmocka_unit_test(a_hundred_jobs_leave_no_descriptor_and_no_mapping),

@@ -2,18 +2,20 @@
 /*
  * A worker that owns no device: takes every request and agrees, so that tests see mokd alone. The device's name says
  * how it differs from that: "deny-maps" maps no buffer, "deny-groups" opens no group, "busy" lets no buffer go,
- * "stillborn" refuses to start.
+ * "stillborn" refuses to start, "poor" has no memory.
  */
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "control.pb-c.h"
+#include "memory.h"
 #include "mok/types.h"
 #include "util.h"
 #include "wire.h"
 
 #define CONTROL_FD 3
+#define UUID_BYTE 0xCA /* of the GPU, the same as the fake libcuda's */
 
 static char device[MOK_MAX_NAME + 1];
 
@@ -32,6 +34,10 @@ static void decide(const Mok__WorkerRequest *request, Mok__WorkerReply *reply)
     case MOK__WORKER_REQUEST__BODY_BUFFER_UNMAP:
         reply->code = is("busy") ? -MOK_EBUSY : 0;
         return;
+    case MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC:
+        reply->code = is("poor") ? -MOK_ENOMEM : 0;
+        reply->text = is("poor") ? (char *)"out of memory" : reply->text;
+        return;
     case MOK__WORKER_REQUEST__BODY_GROUP_OPEN:
         reply->code = is("deny-groups") ? -MOK_EDEVICE : 0;
         return;
@@ -46,12 +52,15 @@ static bool serve(const Mok__WorkerRequest *request)
     Mok__WorkerReply reply = MOK__WORKER_REPLY__INIT;
     Mok__WorkerStarted started = MOK__WORKER_STARTED__INIT;
     Mok__WorkerStats stats = MOK__WORKER_STATS__INIT;
+    uint8_t uuid[16];
 
+    memset(uuid, UUID_BYTE, sizeof(uuid));
     reply.id = request->id;
     switch (request->body_case) {
     case MOK__WORKER_REQUEST__BODY_START:
         snprintf(device, sizeof(device), "%s", request->start->name);
         started.sms_or_threads = request->start->threads;
+        started.uuid = (ProtobufCBinaryData){ .len = sizeof(uuid), .data = uuid };
         reply.body_case = MOK__WORKER_REPLY__BODY_STARTED;
         reply.started = &started;
         if (is("stillborn"))
@@ -64,7 +73,12 @@ static bool serve(const Mok__WorkerRequest *request)
     default:
         decide(request, &reply);
     }
-    mok_wire_send(CONTROL_FD, &reply.base, NULL, 0);
+    int memory = -1;
+    if (request->body_case == MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC && !is("poor") &&
+        mok_memory_create("fake", request->memory_alloc->bytes, &memory) < 0)
+        return false;
+    mok_wire_send(CONTROL_FD, &reply.base, &memory, memory >= 0);
+    mok_close(memory);
     return request->body_case != MOK__WORKER_REQUEST__BODY_STOP;
 }
 

@@ -177,6 +177,9 @@ static void refusals_name_line_key_value_and_bound(void **state)
     expect_refusal(DEVICE "threads = 0\n", 2, "[device host0] threads = 0: must be in 1..1024");
     expect_refusal(DEVICE "memory = lots\n", 2, "memory = lots: not a number");
     expect_refusal(DEVICE "kind = tpu\n", 2, "kind = tpu: must be host or cuda");
+    expect_refusal("[daemon]\nsharing = both\n" DEVICE, 2, "sharing = both: must be slices or mps");
+    expect_refusal("[daemon]\nsharing = mps\n" DEVICE, 0, "mps_pipe is missing");
+    expect_refusal("[daemon]\nmps_pipe = /run/mps\n" DEVICE, 0, "no meaning without sharing = mps");
 }
 
 static void refusals_name_structure(void **state)

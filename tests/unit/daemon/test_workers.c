@@ -171,6 +171,66 @@ static void a_worker_that_cannot_start_is_tried_again_with_pauses_and_the_others
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
+#if defined(MOK_HAVE_CUDA)
+/* The memory of a GPU is the worker's to make and mokd's to keep; the fake worker's is a memfd. */
+static void memory_that_a_worker_made_outlives_it(void **state)
+{
+    struct daemon daemon;
+    struct client client;
+    Mok__BufferAlloc body;
+    Mok__Request request = ask_alloc(&body, 0, 0, 5000);
+    char word[8] = "";
+    (void)state;
+
+    daemon_start(&daemon, "[device gpu0]\nkind = cuda\nmemory = 1G\n[device poor]\nkind = cuda\nmemory = 1G\n", 0);
+    client_open(&client, &daemon);
+    pid_t worker = wait_for_worker(&client, 0, 0);
+    wait_for_worker(&client, 1, 0);
+    _cleanup_answer_ struct answer answer = client_ask(&client, &request);
+    assert_int_equal(answer.reply->code, 0);
+    assert_int_equal(answer.reply->buffer_alloc->kind, MOK_DEVICE_CUDA);
+    assert_int_equal(answer.reply->buffer_alloc->bytes, 5000);
+    assert_int_equal(answer.fds.count, 1);
+    assert_int_equal(pwrite(answer.fds.fd[0], "kittens", 8, 0), 8);
+    kill(worker, SIGKILL);
+    wait_for_worker(&client, 0, worker);
+    assert_int_equal(pread(answer.fds.fd[0], word, 8, 0), 8);
+    assert_string_equal(word, "kittens");
+    assert_int_equal(client_bytes_used(&client), 5000);
+    _cleanup_answer_ struct answer status = client_status(&client);
+    assert_int_equal(status.reply->status->device[0]->memory_used, 2 << 20);
+
+    request = ask_alloc(&body, 0, 1, 5000);
+    _cleanup_answer_ struct answer none = client_ask(&client, &request);
+    assert_int_equal(none.reply->code, -MOK_ENOMEM);
+    assert_non_null(strstr(none.reply->text, "device poor does not give them: out of memory"));
+    assert_int_equal(client_bytes_used(&client), 5000);
+    client_close(&client);
+    assert_int_equal(daemon_stop(&daemon), 0);
+}
+
+static void a_gpu_that_cannot_be_opened_has_failed_at_once_and_says_why(void **state)
+{
+    struct daemon daemon;
+    struct client client;
+
+    (void)state;
+    daemon_start(&daemon, "[device host0]\n[device stillborn]\nkind = cuda\nmemory = 1G\n", 0);
+    client_open(&client, &daemon);
+    wait_for_worker(&client, 0, 0);
+    sleep_ms(300);
+    _cleanup_answer_ struct answer status = client_status(&client);
+    assert_int_equal(status.reply->status->device[1]->state, MOK__DEVICE_STATE__DEVICE_FAILED);
+    assert_int_equal(status.reply->status->device[1]->restarts, 0);
+    assert_non_null(strstr(status.reply->status->device[1]->reason, "could not start"));
+    _cleanup_answer_ struct answer answer = open_queue(&client, 1);
+    assert_int_equal(answer.reply->code, -MOK_EDEVICE);
+    client_close(&client);
+    assert_int_equal(daemon_stop(&daemon), 0);
+}
+
+#endif
+
 #define test(name) cmocka_unit_test_setup_teardown(name, daemon_setup, daemon_teardown)
 
 int main(void)
@@ -181,6 +241,10 @@ int main(void)
         test(a_group_fails_with_the_worker_of_one_of_its_ranks),
         test(private_buffers_outlive_the_worker),
         test(a_session_ends_cleanly_while_its_worker_is_dead),
+#if defined(MOK_HAVE_CUDA)
+        cmocka_unit_test(memory_that_a_worker_made_outlives_it),
+        cmocka_unit_test(a_gpu_that_cannot_be_opened_has_failed_at_once_and_says_why),
+#endif
         cmocka_unit_test(a_worker_that_cannot_start_is_tried_again_with_pauses_and_the_others_serve),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -196,7 +196,7 @@ static void report_13_stale_memory_never_reaches_a_result(void **state)
         tensors_poison_outputs(t, true);
         layer_poison_gradients(layer);
         for (uint32_t r = 0; r < 5; r++)
-            poison(layer->symmetric[r].data + MOK_FLAGS_BYTES, layer->symmetric[r].bytes - MOK_FLAGS_BYTES);
+            poison(layer->symmetric[r].data, layer->symmetric[r].bytes);
         struct operation *forward = layer_forward(t, 0), *backward = layer_backward(t, MOK_OPF_OVERWRITE_WGRAD);
         harness_drive(h);
         operation_expect_success(forward);

@@ -252,6 +252,8 @@ struct layer *layer_open(struct harness *h, const struct problem *p, const struc
                              .sparse = options->sparse };
     assert_int_equal(p->experts % layer->ranks, 0);
     layer->local_experts = p->experts / layer->ranks;
+    layer->flags = guarded_alloc(layer->ranks * MOK_FLAGS_BYTES, GUARDED_PAGE_START);
+    memset(layer->flags.data, 0, layer->flags.bytes);
     for (uint32_t r = 0; r < layer->ranks; r++) {
         struct mok_layer_spec spec = layer_spec(h, p, options, r);
         if (options->ring_tiles)
@@ -263,7 +265,6 @@ struct layer *layer_open(struct harness *h, const struct problem *p, const struc
                                               : guarded_alloc(plan->symmetric_bytes, GUARDED_PAGE_START);
         layer->private_memory[r] = options->sparse ? guarded_alloc_sparse(plan->private_bytes)
                                                    : guarded_alloc(plan->private_bytes, GUARDED_PAGE_START);
-        memset(layer->symmetric[r].data, 0, MOK_FLAGS_BYTES);
         symmetric[r] = layer->symmetric[r].data;
         params_open(layer, p, r);
     }
@@ -271,7 +272,7 @@ struct layer *layer_open(struct harness *h, const struct problem *p, const struc
         open_on_rank(layer, r, symmetric);
         layer->view[r] = (struct mok_dispatch_view){ .ep = layer->ranks, .rank = r };
         for (uint32_t peer = 0; peer < layer->ranks; peer++)
-            layer->view[r].flags[peer] = symmetric[peer];
+            layer->view[r].flags[peer] = (void *)(layer->flags.data + peer * MOK_FLAGS_BYTES);
     }
     layer_zero_gradients(layer);
     return layer;
@@ -295,6 +296,7 @@ void layer_close(struct layer *layer)
         guarded_free(&layer->private_memory[r]);
         params_close(&layer->params[r]);
     }
+    guarded_free(&layer->flags);
     for (uint32_t i = 0; i < HARNESS_MAX_LAYERS; i++)
         if (h->layers[i] == layer)
             h->layers[i] = NULL;
@@ -303,6 +305,8 @@ void layer_close(struct layer *layer)
 
 void layer_check_canaries(const struct layer *layer)
 {
+    if (!guarded_check(&layer->flags))
+        fail_msg("written beyond the flags");
     for (uint32_t r = 0; r < layer->ranks; r++) {
         const struct guarded *all = (const struct guarded *)&layer->params[r];
         if (!guarded_check(&layer->symmetric[r]))

@@ -73,7 +73,7 @@ struct layer {
     bool poison_private; /* before every operation; on by default */
     bool sparse;
     struct mok_plan plan[HARNESS_MAX_RANKS];
-    struct guarded symmetric[HARNESS_MAX_RANKS], private_memory[HARNESS_MAX_RANKS];
+    struct guarded flags, symmetric[HARNESS_MAX_RANKS], private_memory[HARNESS_MAX_RANKS];
     struct mok_engine_layer *engine_layer[HARNESS_MAX_RANKS];
     struct params params[HARNESS_MAX_RANKS];
     struct mok_dispatch_view view[HARNESS_MAX_RANKS];

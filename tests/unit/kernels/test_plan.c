@@ -264,8 +264,7 @@ static void check_parts(const struct part *part, size_t count, uint64_t bytes)
 static void check_memory_map(const struct mok_plan *plan)
 {
     uint64_t slots = (uint64_t)plan->spec.max_tokens * plan->spec.topk;
-    const struct part symmetric[] = { { 0, sizeof(struct mok_layer_flags) },
-                                      { plan->sym_ids, slots * 4 },
+    const struct part symmetric[] = { { plan->sym_ids, slots * 4 },
                                       { plan->sym_topk_weight, slots * 4 },
                                       { plan->sym_weight_slots, slots * 4 },
                                       { plan->sym_slots, slots * plan->spec.hidden * 2 } };
@@ -274,7 +273,7 @@ static void check_memory_map(const struct mok_plan *plan)
                                     { plan->ctx_topk_weight, slots * 4 } };
     uint64_t ring = plan->ring_rows * (plan->spec.hidden + 2 * plan->spec.intermediate) * 2;
 
-    check_parts(symmetric, 5, plan->symmetric_bytes);
+    check_parts(symmetric, 4, plan->symmetric_bytes);
     check_parts(context, 3, plan->context_recompute_bytes);
     check_parts(context, 3, plan->context_full_bytes);
     assert_true(plan->ctx_ring >= plan->ctx_topk_weight + slots * 4);

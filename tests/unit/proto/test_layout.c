@@ -19,7 +19,9 @@ static void the_fields_of_a_submission_are_where_the_abi_says(void **state)
     at(mok_sqe, tokens, 20);
     at(mok_sqe, timeout_ns, 24);
     at(mok_sqe, cancel_target, 32);
-    at(mok_sqe, reserved1, 40);
+    at(mok_sqe, stream_slot, 40);
+    at(mok_sqe, stream_number, 44);
+    at(mok_sqe, reserved1, 48);
     at(mok_sqe, region, 64);
     at(mok_region, buffer, 0);
     at(mok_region, reserved, 4);

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks of an operation's arguments, the same in every engine. */
+#ifndef MOK_KERNELS_ARGS_H
+#define MOK_KERNELS_ARGS_H
+
+#include "layer.h"
+#include "mok/ring_abi.h"
+
+/* Fills in `ret` and returns `code`. */
+int mok_args_refuse(struct mok_op_result *ret, int code, uint32_t argument, int64_t value);
+
+/* PREPARE: everything but the contents of a context. 0, or the status that *ret has. */
+int mok_args_check(const struct mok_plan *plan, const struct mok_op_args *args, struct mok_op_result *ret);
+
+/* MAIN: what the peers said. */
+int mok_args_check_peers(const struct mok_plan *plan, const struct mok_op_args *args, struct mok_op_result *ret);
+
+#endif

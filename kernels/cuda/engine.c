@@ -1,0 +1,565 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CUDA engine's host side: opens a device, readies a layer's arguments and tensor maps, launches phases.
+ * Never waits for the device except when a layer is opened or the engine closed.
+ */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../args.h"
+#include "../hd.h"
+#include "driver.h"
+#include "engine.h"
+#include "layout.h"
+
+#define WAIT_LIMIT_NS 10000000000ull
+
+struct mok_engine {
+    struct mok_engine_config config;
+    struct mok_cuda_driver driver;
+    uint32_t blocks; /* of the megakernel */
+    cudaStream_t stream, side;
+    cudaEvent_t began, ended;
+    struct mok_cuda_report *report; /* host memory that the device writes */
+    uint32_t *abort_word;           /* device memory */
+    bool running, aborted;
+    enum mok_phase phase;           /* started last */
+    struct mok_engine_layer *layer;
+    struct mok_op_result refused;   /* its status is not 0: the phase was refused and ran nothing */
+};
+
+struct mok_engine_layer {
+    struct mok_engine *engine;
+    struct mok_plan plan;
+    uint64_t hash;
+    struct mok_cuda_layout layout;
+    struct mok_cuda_kept kept;
+    uint8_t *private_memory;
+    uint8_t *symmetric[MOK_MAX_EP];
+    struct mok_expert_params mapped; /* what the tensor maps were made for */
+    bool maps_made;
+    struct mok_cuda_main_args main;
+    struct mok_cuda_schedule_args schedule;
+};
+
+static int fail(struct mok_message *message, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static int fail(struct mok_message *message, int code, const char *format, ...) {
+    if (message) {
+        va_list ap;
+        va_start(ap, format);
+        vsnprintf(message->text, sizeof(message->text), format, ap);
+        va_end(ap);
+    }
+    return code;
+}
+
+static int check(cudaError_t e, const char *what, struct mok_message *message) {
+    if (e == cudaSuccess)
+        return 0;
+    return fail(message, e == cudaErrorMemoryAllocation ? -MOK_ENOMEM : -MOK_EDEVICE, "%s: %s", what, cudaGetErrorString(e));
+}
+
+static int cuda_probe(const struct mok_engine_config *config, struct mok_device_limits *ret, struct mok_message *message) {
+    struct cudaDeviceProp prop;
+    int count = 0, mps = 0, r;
+
+    r = check(cudaGetDeviceCount(&count), "counting CUDA devices", message);
+    if (r < 0)
+        return r;
+    if (config->index >= (uint32_t)count)
+        return fail(message, -MOK_ENODEV, "CUDA device %u: this machine has %d", config->index, count);
+    r = check(cudaGetDeviceProperties(&prop, (int)config->index), "reading the device's properties", message);
+    if (r < 0)
+        return r;
+    if (prop.major != 9 || prop.minor != 0)
+        return fail(message, -MOK_ENOTSUP, "CUDA device %u (%s): compute capability %d.%d, this build needs 9.0", config->index,
+                    prop.name, prop.major, prop.minor);
+    *ret = (struct mok_device_limits){.kind = MOK_DEVICE_CUDA,
+                                      .units = (uint32_t)prop.multiProcessorCount,
+                                      .memory_bytes = prop.totalGlobalMem};
+    memcpy(ret->uuid, prop.uuid.bytes, sizeof(ret->uuid));
+    ret->mps = cudaDeviceGetAttribute(&mps, cudaDevAttrMpsEnabled, (int)config->index) == cudaSuccess && mps;
+    return 0;
+}
+
+static void cuda_close(struct mok_engine *engine) {
+    if (!engine)
+        return;
+    if (cudaSetDevice((int)engine->config.index) == cudaSuccess) {
+        uint32_t one = 1;
+        if (engine->running && engine->side)
+            cudaMemcpyAsync(engine->abort_word, &one, sizeof(one), cudaMemcpyHostToDevice, engine->side);
+        if (engine->stream)
+            cudaStreamSynchronize(engine->stream);
+        if (engine->began)
+            cudaEventDestroy(engine->began);
+        if (engine->ended)
+            cudaEventDestroy(engine->ended);
+        if (engine->side)
+            cudaStreamDestroy(engine->side);
+        if (engine->stream)
+            cudaStreamDestroy(engine->stream);
+        cudaFree(engine->abort_word);
+        cudaFreeHost(engine->report);
+    }
+    free(engine);
+}
+
+static int open_resources(struct mok_engine *e, struct mok_message *message) {
+    int r = check(cudaSetDevice((int)e->config.index), "choosing the device", message);
+    if (r == 0)
+        r = mok_cuda_driver_load(&e->driver, message);
+    if (r == 0)
+        r = check(cudaStreamCreateWithFlags(&e->stream, cudaStreamNonBlocking), "making a stream", message);
+    if (r == 0)
+        r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
+    if (r == 0)
+        r = check(cudaEventCreate(&e->began), "making an event", message);
+    if (r == 0)
+        r = check(cudaEventCreate(&e->ended), "making an event", message);
+    if (r == 0)
+        r = check(cudaHostAlloc((void **)&e->report, sizeof(*e->report), cudaHostAllocPortable | cudaHostAllocMapped),
+                  "allocating the report", message);
+    if (r == 0)
+        r = check(cudaMalloc((void **)&e->abort_word, 256), "allocating the abort word", message);
+    if (r == 0)
+        r = check(cudaMemset(e->abort_word, 0, 256), "clearing the abort word", message);
+    if (r == 0)
+        r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
+    return r;
+}
+
+static int cuda_open(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message) {
+    struct mok_device_limits limits;
+    struct mok_engine *e;
+    int r = cuda_probe(config, &limits, message);
+    if (r < 0)
+        return r;
+    e = calloc(1, sizeof(*e));
+    if (!e)
+        return fail(message, -MOK_ENOMEM, "out of memory");
+    e->config = *config;
+    e->blocks = config->blocks && config->blocks < limits.units ? config->blocks : limits.units;
+    e->blocks = (uint32_t)mok_max_u64(mok_round_down(e->blocks, MOK_CLUSTER), MOK_CLUSTER);
+    r = open_resources(e, message);
+    if (r < 0) {
+        cuda_close(e);
+        return r;
+    }
+    memset(e->report, 0, sizeof(*e->report));
+    *ret = e;
+    return 0;
+}
+
+static int cuda_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message) {
+    cudaSetDevice((int)engine->config.index);
+    return mok_cuda_memory_alloc(&engine->driver, (int)engine->config.index, bytes, ret_fd, message);
+}
+
+static int cuda_memory_map(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message) {
+    cudaSetDevice((int)engine->config.index);
+    return mok_cuda_memory_map(&engine->driver, (int)engine->config.index, fd, bytes, ret, message);
+}
+
+static void cuda_memory_unmap(struct mok_engine *engine, void *address, uint64_t bytes) {
+    cudaSetDevice((int)engine->config.index);
+    mok_cuda_memory_unmap(&engine->driver, address, bytes);
+}
+
+static void fill_schedule(struct mok_engine_layer *l) {
+    const struct mok_layer_spec *spec = &l->plan.spec;
+    uint8_t *m = l->private_memory;
+    l->schedule = (struct mok_cuda_schedule_args){
+        .ep = spec->ep,
+        .rank = spec->rank,
+        .topk = spec->topk,
+        .hidden = spec->hidden,
+        .local_experts = l->plan.local_experts,
+        .first_expert = spec->rank * l->plan.local_experts,
+        .gate_up_tiles = l->layout.gate_up_tiles,
+        .down_tiles = l->layout.down_tiles,
+        .shared_gate_up_tiles = l->layout.shared_gate_up_tiles,
+        .units_per_chunk = l->layout.units_per_chunk,
+        .shared_row64 = (uint32_t)(l->layout.padded_rows / MOK_SEGMENT_ALIGN),
+        .ring_rows = l->plan.ring_rows,
+        .counters = l->layout.counters,
+        .head = (struct mok_cuda_head *)(m + l->layout.head),
+        .segments = (struct mok_cuda_segment *)(m + l->layout.segments),
+        .chunks = (struct mok_cuda_chunk *)(m + l->layout.chunks),
+        .macrobatches = (struct mok_cuda_macrobatch *)(m + l->layout.macrobatches),
+        .tasks = (struct mok_cuda_task *)(m + l->layout.tasks),
+        .hidden_done = (uint32_t *)(m + l->layout.hidden_done),
+        .pull_done = (uint32_t *)(m + l->layout.pull_done),
+        .row_src = (uint64_t *)(m + l->layout.row_src),
+        .row_dst = (uint64_t *)(m + l->layout.row_dst),
+        .shared_y = spec->shared_intermediate ? m + l->layout.shared_y : NULL,
+        .report = l->engine->report,
+    };
+    for (uint32_t r = 0; r < spec->ep; r++) {
+        l->schedule.ids[r] = (const int32_t *)(l->symmetric[r] + l->plan.sym_ids);
+        l->schedule.slot_rows[r] = l->symmetric[r] + l->plan.sym_slots;
+    }
+}
+
+static void fill_main(struct mok_engine_layer *l) {
+    const struct mok_layer_spec *spec = &l->plan.spec;
+    uint8_t *m = l->private_memory;
+    l->main = (struct mok_cuda_main_args){
+        .head = l->schedule.head,
+        .macrobatches = l->schedule.macrobatches,
+        .tasks = l->schedule.tasks,
+        .hidden_done = l->schedule.hidden_done,
+        .pull_done = l->schedule.pull_done,
+        .row_src = l->schedule.row_src,
+        .row_dst = l->schedule.row_dst,
+        .x_ring = { NULL, spec->ep > 1 ? m + l->layout.x : NULL },
+        .abort_word = l->engine->abort_word,
+        .report = l->engine->report,
+        .wait_limit_ns = WAIT_LIMIT_NS,
+        .hidden = spec->hidden,
+        .k_blocks = (spec->hidden + MOK_TILE_K - 1) / MOK_TILE_K,
+        .down_tiles = l->layout.down_tiles,
+        .clamp = spec->clamp,
+        .chaos_delay_us = l->engine->config.chaos_delay_us,
+    };
+    l->main.set[0].h = m + l->layout.h;
+    l->main.set[0].inter = spec->intermediate;
+    l->main.set[0].tiles = l->layout.gate_up_tiles;
+    l->main.set[1].h = m + l->layout.shared_h;
+    l->main.set[1].inter = spec->shared_intermediate;
+    l->main.set[1].tiles = l->layout.shared_gate_up_tiles;
+    for (int i = 0; i < 2; i++)
+        l->main.set[i].k_blocks = (l->main.set[i].inter + MOK_TILE_K - 1) / MOK_TILE_K;
+}
+
+static void cuda_layer_close(struct mok_engine_layer *layer) {
+    free(layer);
+}
+
+static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *plan, void *const *symmetric,
+                           void *private_memory, struct mok_engine_layer **ret, struct mok_message *message) {
+    struct mok_engine_layer *l;
+
+    if (plan->device.kind != MOK_DEVICE_CUDA)
+        return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind, MOK_DEVICE_CUDA);
+    if (plan->spec.precision != MOK_BF16)
+        return fail(message, -MOK_ENOTSUP, "precision = %u: the CUDA engine runs BF16 (%u)", plan->spec.precision, MOK_BF16);
+    if ((uintptr_t)private_memory % 256)
+        return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
+    l = calloc(1, sizeof(*l));
+    if (!l)
+        return fail(message, -MOK_ENOMEM, "no memory for a layer");
+    l->engine = engine;
+    l->plan = *plan;
+    l->hash = mok_plan_hash(plan);
+    l->private_memory = private_memory;
+    for (uint32_t i = 0; i < plan->spec.ep; i++)
+        l->symmetric[i] = symmetric[i];
+    mok_cuda_layout_make(plan, &l->layout);
+    mok_cuda_kept_make(plan, &l->kept);
+    if (l->layout.max_macrobatches >= MOK_CUDA_MAX_MACROBATCHES) {
+        int r = fail(message, -MOK_ERANGE, "ring_rows = %llu: %llu macrobatches at worst, at most %u can be counted",
+                     (unsigned long long)plan->ring_rows, (unsigned long long)l->layout.max_macrobatches,
+                     MOK_CUDA_MAX_MACROBATCHES - 1);
+        cuda_layer_close(l);
+        return r;
+    }
+    fill_schedule(l);
+    fill_main(l);
+    *ret = l;
+    return 0;
+}
+
+/* A row-major BF16 tensor [planes][rows][columns], read in boxes of box_rows x 64 columns, swizzled by 128 bytes. */
+static int make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint64_t columns, uint64_t rows,
+                    uint64_t planes, uint32_t box_rows, uint32_t dimensions) {
+    const cuuint64_t size[3] = {columns, rows, planes}, stride[2] = {columns * 2, columns * rows * 2};
+    const cuuint32_t box[3] = {MOK_TILE_K, box_rows, 1}, step[3] = {1, 1, 1};
+    CUresult r = d->tensor_map_encode(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, dimensions, (void *)(uintptr_t)base, size, stride,
+                                      box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return r == CUDA_SUCCESS ? 0 : -MOK_EDEVICE;
+}
+
+static int make_set_maps(const struct mok_cuda_driver *d, struct mok_cuda_set *s, const void *gate, const void *up,
+                         const void *down, uint64_t hidden, uint64_t experts, uint64_t h_rows) {
+    int r = make_map(d, &s->gate, gate, hidden, s->inter, experts, MOK_TILE_N / 2, 3);
+    if (r == 0)
+        r = make_map(d, &s->up, up, hidden, s->inter, experts, MOK_TILE_N / 2, 3);
+    if (r == 0)
+        r = make_map(d, &s->down, down, s->inter, hidden, experts, MOK_TILE_N / 2, 3);
+    if (r == 0)
+        r = make_map(d, &s->h_map, s->h, s->inter, h_rows, 1, MOK_TILE_M, 2);
+    return r;
+}
+
+static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p) {
+    const struct mok_layer_spec *spec = &l->plan.spec;
+    int r;
+
+    if (l->maps_made && memcmp(&l->mapped, p, sizeof(*p)) == 0)
+        return 0;
+    l->maps_made = false;
+    r = make_set_maps(&l->engine->driver, &l->main.set[0], p->gate, p->up, p->down, spec->hidden, l->plan.local_experts,
+                      l->plan.ring_rows);
+    if (r == 0 && spec->shared_intermediate)
+        r = make_set_maps(&l->engine->driver, &l->main.set[1], p->shared_gate, p->shared_up, p->shared_down, spec->hidden, 1,
+                          l->layout.shared_rows);
+    if (r == 0) {
+        l->mapped = *p;
+        l->maps_made = true;
+    }
+    return r;
+}
+
+/* Where macrobatch 0, the last one, leaves its rows. */
+static void keep_ring(struct mok_engine_layer *l, const struct mok_op_args *args) {
+    uint8_t *ring = args->context_mode == MOK_CONTEXT_FULL ? (uint8_t *)args->context + l->plan.ctx_ring : NULL;
+    l->main.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + l->kept.x : l->main.x_ring[1];
+    l->main.context_a = ring ? ring + l->kept.a : NULL;
+    l->main.context_b = ring ? ring + l->kept.b : NULL;
+}
+
+/* Only now, when all ranks are well: a forward that fails before leaves its context alone. */
+static int save_context(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+    const uint8_t *own = l->symmetric[l->plan.spec.rank];
+    uint8_t *context = args->context;
+    struct mok_cuda_save_args a = {
+        .header = {.magic = MOK_CONTEXT_MAGIC,
+                   .layer_hash = l->hash,
+                   .mode = args->context_mode,
+                   .tokens = args->tokens,
+                   .ring_rows_kept = args->context_mode == MOK_CONTEXT_FULL ? l->plan.ring_rows : 0},
+        .ids = (const int32_t *)(own + l->plan.sym_ids),
+        .weight = (const float *)(own + l->plan.sym_topk_weight),
+        .slots = (uint64_t)args->tokens * l->plan.spec.topk,
+        .head = l->schedule.head,
+        .to = (struct mok_context_header *)context,
+        .to_ids = (int32_t *)(context + l->plan.ctx_ids),
+        .to_weight = (float *)(context + l->plan.ctx_topk_weight),
+    };
+    return mok_cuda_launch_save(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+    const struct mok_layer_spec *spec = &l->plan.spec;
+    struct mok_cuda_schedule_args *s = &l->schedule;
+    int r = make_maps(l, &args->params);
+    if (r < 0)
+        return r;
+    s->slot_first[0] = 0;
+    for (uint32_t i = 0; i < spec->ep; i++) {
+        s->slot_first[i + 1] = s->slot_first[i] + (uint64_t)args->peer[i].tokens * spec->topk;
+        s->x[i] = args->peer[i].x;
+    }
+    s->slots = s->slot_first[spec->ep];
+    s->shared_tokens = spec->shared_intermediate ? args->tokens : 0;
+    s->shared_x = args->peer[spec->rank].x;
+    if (mok_cuda_launch_schedule(s, stream) != 0)
+        return -MOK_EDEVICE;
+    keep_ring(l, args);
+    if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
+        return -MOK_EDEVICE;
+    l->main.chaos_seed++;
+    return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+    uint8_t *own = l->symmetric[l->plan.spec.rank];
+    struct mok_cuda_prepare_args a = {
+        .ids = args->ids,
+        .weight = args->topk_weight,
+        .slots = (uint64_t)args->tokens * l->plan.spec.topk,
+        .experts = l->plan.spec.experts,
+        .sym_ids = (int32_t *)(own + l->plan.sym_ids),
+        .sym_weight = (float *)(own + l->plan.sym_topk_weight),
+        .report = l->engine->report,
+    };
+    return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream) {
+    const uint8_t *own = l->symmetric[l->plan.spec.rank];
+    struct mok_cuda_reduce_args a = {
+        .ids = (const int32_t *)(own + l->plan.sym_ids),
+        .weight = (const float *)(own + l->plan.sym_topk_weight),
+        .slots = own + l->plan.sym_slots,
+        .shared = l->schedule.shared_y,
+        .out = args->out,
+        .tokens = args->tokens,
+        .topk = l->plan.spec.topk,
+        .hidden = l->plan.spec.hidden,
+        .accumulate = (args->flags & MOK_OPF_ACCUMULATE_OUT) != 0,
+    };
+    return mok_cuda_launch_reduce(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+/* What can be said about the arguments without the device. */
+static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
+                        struct mok_op_result *ret) {
+    *ret = (struct mok_op_result){0};
+    if (args->kind == MOK_KIND_BACKWARD) {
+        mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
+        return;
+    }
+    if (phase == MOK_PHASE_PREPARE)
+        mok_args_check(&layer->plan, args, ret);
+    else if (phase == MOK_PHASE_MAIN)
+        mok_args_check_peers(&layer->plan, args, ret);
+}
+
+int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream) {
+    struct mok_engine *e = layer->engine;
+
+    if (cudaSetDevice((int)e->config.index) != cudaSuccess)
+        return -MOK_EDEVICE;
+    e->layer = layer;
+    e->phase = phase;
+    e->report->bad_slot_flat = UINT64_MAX;
+    e->report->tripped = 0;
+    check_phase(layer, args, phase, &e->refused);
+    if (e->refused.status < 0)
+        return 0;
+    switch (phase) {
+    case MOK_PHASE_PREPARE:
+        return enqueue_prepare(layer, args, stream);
+    case MOK_PHASE_MAIN:
+        return enqueue_main(layer, args, stream);
+    case MOK_PHASE_REDUCE:
+        return enqueue_reduce(layer, args, stream);
+    }
+    return -MOK_EARG;
+}
+
+/* The first bad id; the copy in the symmetric workspace is what was checked. */
+static int report_bad_slot(struct mok_engine_layer *layer, uint64_t slot, struct mok_op_result *ret) {
+    const uint8_t *ids = layer->symmetric[layer->plan.spec.rank] + layer->plan.sym_ids;
+    int32_t value = 0;
+
+    if (cudaMemcpy(&value, ids + 4 * slot, sizeof(value), cudaMemcpyDeviceToHost) != cudaSuccess)
+        return -MOK_EDEVICE;
+    *ret = (struct mok_op_result){.status = -MOK_EEXPERT,
+                                  .argument = MOK_ARG_IDS,
+                                  .bad_token = slot / layer->plan.spec.topk,
+                                  .bad_slot = slot % layer->plan.spec.topk,
+                                  .bad_value = value};
+    return 0;
+}
+
+int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret) {
+    struct mok_engine *e = layer->engine;
+    const volatile struct mok_cuda_report *report = e->report;
+    struct mok_op_result r = e->refused;
+
+    if (r.status == 0 && e->phase == MOK_PHASE_PREPARE && report->bad_slot_flat != UINT64_MAX) {
+        int code = report_bad_slot(layer, report->bad_slot_flat, &r);
+        if (code < 0)
+            return code;
+    }
+    if (r.status == 0 && e->phase == MOK_PHASE_MAIN) {
+        r.rows = report->rows;
+        r.schedule_ns = report->schedule_to_ns - report->schedule_from_ns;
+        if (report->tripped) {
+            r.status = -MOK_EINTERNAL;
+            cudaMemset(e->abort_word, 0, sizeof(*e->abort_word));
+        }
+    }
+    *ret = r;
+    return 0;
+}
+
+void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message *ret) {
+    static const char *const waits[] = {"nothing", "pulled rows", "all of h", "free ring rows (x)", "free ring rows (h)"};
+    const struct mok_cuda_trip *t = &engine->report->trip;
+    snprintf(ret->text, sizeof(ret->text),
+             "block %u waited for %s until %u of %u; task: row %llu, ring row %llu, what %#x, how %#x", t->block,
+             waits[t->what < 5 ? t->what : 0], t->seen, t->want, (unsigned long long)t->task.row64 * MOK_SEGMENT_ALIGN,
+             (unsigned long long)t->task.ring64 * MOK_SEGMENT_ALIGN, t->task.what, t->task.how);
+}
+
+static void CUDART_CB ring(void *data) {
+    const struct mok_engine *e = data;
+    e->config.notify(e->config.cookie);
+}
+
+static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase) {
+    struct mok_engine *e = layer->engine;
+    int r;
+
+    if (e->running)
+        return -MOK_EBUSY;
+    if (cudaSetDevice((int)e->config.index) != cudaSuccess || cudaEventRecord(e->began, e->stream) != cudaSuccess)
+        return -MOK_EDEVICE;
+    r = mok_cuda_enqueue(layer, args, phase, e->stream);
+    if (r < 0)
+        return r;
+    if (cudaEventRecord(e->ended, e->stream) != cudaSuccess ||
+        (e->config.notify && cudaLaunchHostFunc(e->stream, ring, e) != cudaSuccess))
+        return -MOK_EDEVICE;
+    e->running = true;
+    e->aborted = false;
+    return 0;
+}
+
+/* An abort that came too late changes nothing but must not hit the next operation. */
+static void settle_abort(struct mok_engine *e, struct mok_op_result *result) {
+    cudaStreamSynchronize(e->side);
+    cudaMemset(e->abort_word, 0, sizeof(*e->abort_word));
+    if (result->status == 0)
+        result->status = -MOK_ECANCELED;
+}
+
+static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret) {
+    struct mok_op_result result = {0};
+    float ms = 0.0f;
+    cudaError_t e;
+
+    if (!engine->running)
+        return 0;
+    if (cudaSetDevice((int)engine->config.index) != cudaSuccess)
+        return -MOK_EDEVICE;
+    e = cudaEventQuery(engine->ended);
+    if (e == cudaErrorNotReady)
+        return 0;
+    engine->running = false;
+    if (e != cudaSuccess || mok_cuda_outcome(engine->layer, &result) < 0) {
+        result.status = -MOK_EDEVICE;
+    } else {
+        if (cudaEventElapsedTime(&ms, engine->began, engine->ended) == cudaSuccess)
+            result.device_ns = (uint64_t)((double)ms * 1e6);
+        if (engine->aborted)
+            settle_abort(engine, &result);
+    }
+    *ret = result;
+    return 1;
+}
+
+static void cuda_abort(struct mok_engine *engine) {
+    static const uint32_t one = 1;
+    if (!engine->running || cudaSetDevice((int)engine->config.index) != cudaSuccess)
+        return;
+    engine->aborted = true;
+    cudaMemcpyAsync(engine->abort_word, &one, sizeof(one), cudaMemcpyHostToDevice, engine->side);
+}
+
+const struct mok_engine_ops mok_cuda_engine = {
+    .name = "cuda",
+    .kind = MOK_DEVICE_CUDA,
+    .probe = cuda_probe,
+    .open = cuda_open,
+    .close = cuda_close,
+    .memory_alloc = cuda_memory_alloc,
+    .memory_map = cuda_memory_map,
+    .memory_unmap = cuda_memory_unmap,
+    .layer_open = cuda_layer_open,
+    .layer_close = cuda_layer_close,
+    .start = cuda_start,
+    .poll = cuda_poll,
+    .abort = cuda_abort,
+};

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a plan asks of the CUDA engine: granules, defaults, and the sizes of the memory whose inner map is the engine's.
+ * Arithmetic only; needs no GPU, so that a layer can be priced anywhere.
+ */
+#include "layout.h"
+
+#include "../hd.h"
+#include "../plan_backend.h"
+#include "../schedule.h"
+
+#define PART_ALIGN 1024u
+
+static uint64_t place(uint64_t *at, uint64_t bytes)
+{
+    uint64_t offset = *at;
+
+    *at = mok_round_up(offset + bytes, PART_ALIGN);
+    return offset;
+}
+
+static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
+{
+    const struct mok_layer_spec *spec = &plan->spec;
+    uint64_t local = plan->local_experts, units;
+
+    l->padded_rows = mok_schedule_rows_at_worst(plan->max_rows, plan->local_experts, plan->tile_rows);
+    l->shared_rows = spec->shared_intermediate ? mok_round_up(spec->max_tokens, MOK_SEGMENT_ALIGN) : 0;
+    l->counters = (l->padded_rows + l->shared_rows) / MOK_SEGMENT_ALIGN;
+    l->gate_up_tiles = (uint32_t)mok_div_up(spec->intermediate, MOK_TILE_N / 2);
+    l->shared_gate_up_tiles = (uint32_t)mok_div_up(spec->shared_intermediate, MOK_TILE_N / 2);
+    l->down_tiles = (uint32_t)mok_div_up(spec->hidden, MOK_TILE_N);
+    l->max_macrobatches = mok_div_up(l->padded_rows, plan->ring_rows);
+    l->units_per_chunk = (uint32_t)mok_max_u64(mok_div_up(plan->minibatch_rows, MOK_UNIT_ROWS), 1);
+
+    /* a segment ends with its expert, with its chunk or at the ring's border, and may end in a unit that is not full */
+    units = l->padded_rows / MOK_UNIT_ROWS + local + l->max_macrobatches;
+    l->max_segments = units / l->units_per_chunk + 2 * local + l->max_macrobatches + 8;
+    l->max_chunks = l->max_segments;
+    units += l->max_segments;
+    l->max_tasks = units * (1 + l->gate_up_tiles + l->down_tiles) +
+                   mok_div_up(l->shared_rows, MOK_UNIT_ROWS) * (l->shared_gate_up_tiles + l->down_tiles);
+}
+
+void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret)
+{
+    const struct mok_layer_spec *spec = &plan->spec;
+    struct mok_cuda_layout l = { 0 };
+    uint64_t at = 0;
+
+    count_parts(plan, &l);
+    l.head = place(&at, sizeof(struct mok_cuda_head));
+    l.segments = place(&at, l.max_segments * sizeof(struct mok_cuda_segment));
+    l.chunks = place(&at, (l.max_chunks + 1) * sizeof(struct mok_cuda_chunk));
+    l.macrobatches = place(&at, (l.max_macrobatches + 1) * sizeof(struct mok_cuda_macrobatch));
+    l.tasks = place(&at, l.max_tasks * sizeof(struct mok_cuda_task));
+    l.hidden_done = place(&at, l.counters * sizeof(uint32_t));
+    l.pull_done = place(&at, l.counters * sizeof(uint32_t));
+    l.row_src = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
+    l.row_dst = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
+    l.h = place(&at, plan->ring_rows * spec->intermediate * 2);
+    if (spec->ep > 1)
+        l.x = place(&at, plan->ring_rows * spec->hidden * 2);
+    l.shared_h = place(&at, l.shared_rows * spec->shared_intermediate * 2);
+    l.shared_y = place(&at, spec->shared_intermediate ? (uint64_t)spec->max_tokens * spec->hidden * 2 : 0);
+    l.bytes = at;
+    *ret = l;
+}
+
+void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret)
+{
+    struct mok_cuda_kept kept = { 0 };
+    uint64_t at = 0;
+
+    if (plan->spec.ep > 1)
+        kept.x = place(&at, plan->ring_rows * plan->spec.hidden * 2);
+    kept.a = place(&at, plan->ring_rows * plan->spec.intermediate * 2);
+    kept.b = place(&at, plan->ring_rows * plan->spec.intermediate * 2);
+    kept.bytes = at;
+    *ret = kept;
+}
+
+static struct mok_plan_choice comm_units(const struct mok_plan *plan)
+{
+    (void)plan;
+    return (struct mok_plan_choice){ 0, "rows are pulled by tasks that any block takes" };
+}
+
+static uint32_t max_comm_units(const struct mok_plan *plan)
+{
+    return plan->device.units;
+}
+
+static uint32_t compute_units(const struct mok_plan *plan, uint32_t comm)
+{
+    (void)comm;
+    return plan->device.units;
+}
+
+static uint64_t ring_row_bytes(const struct mok_plan *plan)
+{
+    return 2 * ((uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? plan->spec.hidden : 0));
+}
+
+static struct mok_plan_choice ring_bytes(const struct mok_plan *plan)
+{
+    uint64_t balanced = (uint64_t)plan->spec.max_tokens * plan->spec.topk + plan->local_experts * MOK_SEGMENT_ALIGN;
+
+    return (struct mok_plan_choice){ 2 * balanced * ring_row_bytes(plan), "twice the rows of balanced routing" };
+}
+
+/* Two full waves of tiles over the clusters. */
+static struct mok_plan_choice minibatch_rows(const struct mok_plan *plan)
+{
+    uint64_t narrow = mok_min_u64(2ull * plan->spec.intermediate, plan->spec.hidden);
+    uint64_t rows = mok_div_up(2ull * plan->compute_units * MOK_TILE_M * MOK_TILE_N, narrow);
+
+    return (struct mok_plan_choice){ mok_min_u64(rows, 1u << 20), "two full waves of tiles" };
+}
+
+static uint64_t context_ring_bytes(const struct mok_plan *plan)
+{
+    struct mok_cuda_kept kept;
+
+    mok_cuda_kept_make(plan, &kept);
+    return kept.bytes;
+}
+
+static uint64_t private_bytes(const struct mok_plan *plan)
+{
+    struct mok_cuda_layout layout;
+
+    mok_cuda_layout_make(plan, &layout);
+    return layout.bytes;
+}
+
+const struct mok_plan_backend mok_cuda_plan_backend = {
+    .tile_rows = { MOK_SEGMENT_ALIGN, "rows that one warpgroup multiplies" },
+    .comm_units = comm_units,
+    .max_comm_units = max_comm_units,
+    .compute_units = compute_units,
+    .ring_bytes = ring_bytes,
+    .ring_row_bytes = ring_row_bytes,
+    .minibatch_rows = minibatch_rows,
+    .context_ring_bytes = context_ring_bytes,
+    .private_bytes = private_bytes,
+};

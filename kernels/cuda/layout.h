@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the CUDA engine keeps in a rank's private workspace, and what its kernels are told. Compiles as C and CUDA C.
+ * Rows are counted in padded rows: each expert's rows start at a multiple of MOK_SEGMENT_ALIGN.
+ */
+#ifndef MOK_CUDA_LAYOUT_H
+#define MOK_CUDA_LAYOUT_H
+
+#include <cuda.h>
+#include <stdint.h>
+
+#include "../layer.h"
+#include "arch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MOK_CUDA_MAX_MACROBATCHES (1u << 20) /* a task has 20 bits for its number */
+
+/*
+ * A task of the megakernel, 16 bytes; taken in list order by one cluster.
+ *   row64   first padded row of the unit / 64          ring64  its place in the ring / 64
+ *   what    column tile | expert << 16
+ *   how     rows - 1 (8 bits) | type << 8 | single << 10 | shared << 11 | macrobatch << 12
+ * A unit is up to 256 rows of one expert, 128 a block. `single`: at most 128 rows, so the two blocks take
+ * neighbouring column tiles of the same rows instead.
+ */
+struct mok_cuda_task {
+    uint32_t row64, ring64, what, how;
+};
+
+enum mok_cuda_task_type {
+    MOK_TASK_END = 0,
+    MOK_TASK_PULL = 1,    /* copy the unit's remote rows into the ring */
+    MOK_TASK_GATE_UP = 2,
+    MOK_TASK_DOWN = 3,
+};
+
+/* A run of rows of one expert that is worked on at once. */
+struct mok_cuda_segment {
+    uint32_t row64, ring64;
+    uint32_t rows;
+    uint32_t expert; /* | shared << 31 */
+    uint32_t macrobatch;
+    uint32_t chunk;
+    uint32_t pull, gate_up, down; /* its first tasks, counted from its chunk's first */
+};
+
+/* Tasks of a chunk: of segments that are worked on together. `first` once the order is known. */
+struct mok_cuda_chunk {
+    uint32_t pulls, gate_ups, downs;
+    uint32_t macrobatch;
+    uint32_t first_pull, first_gate_up, first_down;
+    uint32_t pad;
+};
+
+/* Warps that end tasks of a macrobatch: how many will, and how many have. */
+struct mok_cuda_macrobatch {
+    uint32_t gate_up_warps, down_warps;
+    uint32_t gate_up_done, down_done;
+};
+
+/* What the schedule says about itself. */
+struct mok_cuda_head {
+    uint32_t tasks, segments, macrobatches;
+    uint32_t pad0;
+    uint64_t rows;
+    uint64_t padded_rows;
+    uint32_t next_task; /* first one not taken yet */
+    uint32_t pad[23];
+};
+
+/* A wait that did not end in time. */
+struct mok_cuda_trip {
+    uint32_t what; /* enum mok_cuda_wait */
+    uint32_t block, want, seen;
+    struct mok_cuda_task task;
+};
+
+enum mok_cuda_wait {
+    MOK_WAIT_ROWS_HERE = 1, /* gate/up: remote rows in the ring */
+    MOK_WAIT_HIDDEN = 2,    /* down: all column tiles of h */
+    MOK_WAIT_RING_X = 3,    /* pull: the ring's previous rows have been read */
+    MOK_WAIT_RING_H = 4,    /* gate/up: the ring's previous h has been read */
+};
+
+/* In host memory that the device writes; one an engine. */
+struct mok_cuda_report {
+    uint64_t bad_slot_flat; /* PREPARE: token * K + k of the first bad id; ~0: none */
+    int32_t bad_value;
+    uint32_t tripped;
+    uint64_t rows;
+    uint64_t schedule_from_ns, schedule_to_ns; /* of the device's clock */
+    struct mok_cuda_trip trip;
+};
+
+/* Offsets in bytes from the start of the private workspace. */
+struct mok_cuda_layout {
+    uint64_t head, segments, chunks, macrobatches, tasks;
+    uint64_t hidden_done, pull_done; /* u32 a 64-row block of padded rows, the shared expert's last */
+    uint64_t row_src, row_dst;       /* u64 a padded row */
+    uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1) */
+    uint64_t shared_h, shared_y;
+    uint64_t bytes;
+
+    uint64_t padded_rows;    /* routed rows, padded, at worst */
+    uint64_t shared_rows;    /* padded */
+    uint64_t counters;       /* 64-row blocks */
+    uint64_t max_macrobatches, max_tasks, max_segments, max_chunks;
+    uint32_t units_per_chunk;
+    uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
+};
+
+void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret);
+
+/* The ring as a full context keeps it, in bytes from ctx_ring: BF16 x [ring_rows][H] of remote rows (ep > 1), a, b [ring_rows][I]. */
+struct mok_cuda_kept {
+    uint64_t x, a, b;
+    uint64_t bytes;
+};
+void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret);
+
+/* Arguments of the schedule's kernels. */
+struct mok_cuda_schedule_args {
+    uint32_t ep, rank, topk, hidden;
+    uint32_t local_experts, first_expert;
+    uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
+    uint32_t units_per_chunk;
+    uint32_t shared_tokens;   /* of this rank, 0 without a shared expert */
+    uint32_t shared_row64;
+    uint64_t ring_rows;
+    uint64_t slots;           /* over all ranks */
+    uint64_t counters;
+    struct mok_cuda_head *head;
+    struct mok_cuda_segment *segments;
+    struct mok_cuda_chunk *chunks;
+    struct mok_cuda_macrobatch *macrobatches;
+    struct mok_cuda_task *tasks;
+    uint32_t *hidden_done, *pull_done;
+    uint64_t *row_src, *row_dst;
+    const void *shared_x;
+    void *shared_y;
+    struct mok_cuda_report *report;
+    uint64_t slot_first[MOK_MAX_EP + 1]; /* first slot of each rank in canonical order */
+    const int32_t *ids[MOK_MAX_EP];
+    const void *x[MOK_MAX_EP];
+    void *slot_rows[MOK_MAX_EP];
+};
+
+/* One expert set of the megakernel: the routed experts, or the shared one. */
+struct mok_cuda_set {
+    CUtensorMap gate, up, down, h_map;
+    void *h;
+    uint32_t inter, tiles, k_blocks, pad;
+};
+
+struct mok_cuda_main_args {
+    struct mok_cuda_set set[2];
+    struct mok_cuda_head *head;
+    struct mok_cuda_macrobatch *macrobatches;
+    const struct mok_cuda_task *tasks;
+    uint32_t *hidden_done, *pull_done;
+    const uint64_t *row_src, *row_dst;
+    void *x_ring[2];             /* of macrobatch 0 (in the context when that is kept), of the others; NULL with ep = 1 */
+    void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
+    uint32_t *abort_word; /* not 0: end soon */
+    struct mok_cuda_report *report;
+    uint64_t wait_limit_ns;
+    uint32_t hidden, k_blocks, down_tiles;
+    float clamp;
+    uint32_t chaos_delay_us, chaos_seed;
+};
+
+struct mok_cuda_reduce_args {
+    const int32_t *ids;
+    const float *weight;
+    const void *slots, *shared;
+    void *out;
+    uint32_t tokens, topk, hidden, accumulate;
+};
+
+struct mok_cuda_prepare_args {
+    const int32_t *ids;
+    const float *weight;
+    uint64_t slots;
+    uint32_t experts;
+    int32_t *sym_ids;
+    float *sym_weight;
+    struct mok_cuda_report *report;
+};
+
+/* What a context keeps beside the ring. */
+struct mok_cuda_save_args {
+    struct mok_context_header header; /* ring_rows_kept: at most; the rest follows from the schedule */
+    const int32_t *ids;
+    const float *weight;
+    uint64_t slots;
+    const struct mok_cuda_head *head;
+    struct mok_context_header *to;
+    int32_t *to_ids;
+    float *to_weight;
+};
+
+/* Launchers; all return a cudaError_t as int. `stream` is a cudaStream_t. */
+int mok_cuda_launch_prepare(const struct mok_cuda_prepare_args *args, void *stream);
+int mok_cuda_launch_save(const struct mok_cuda_save_args *args, void *stream);
+int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *stream);
+int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
+int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
+int mok_cuda_schedule_setup(void);
+/* Once a device: raises the kernels' shared-memory limits. */
+int mok_cuda_kernels_setup(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

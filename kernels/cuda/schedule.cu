@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Routing on the device: PREPARE's check and copy of this rank's ids, and the schedule of an operation: for every row
+ * of the local experts where it comes from and goes to, in canonical order (source rank, token, k), and the list of
+ * tasks. Linear in the slots of all ranks; no atomic decides an order.
+ *
+ * One cluster makes the schedule: each block counts its share of the slots, reads its neighbours' counts, and writes its
+ * rows; the first block meanwhile cuts experts into segments and orders their tasks, which all blocks then write.
+ */
+#include <cuda_runtime.h>
+
+#include "launch.cuh"
+#include "layout.h"
+#include "ptx.cuh"
+
+namespace {
+
+constexpr uint32_t threads = 1024;
+constexpr uint32_t cluster_blocks = MOK_SCHEDULE_CLUSTER;
+
+__device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
+/* ---- PREPARE ---- */
+
+__global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a) {
+    mok::let_next_kernel_start();
+    mok::wait_for_previous_kernel();
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots; i += (uint64_t)gridDim.x * blockDim.x) {
+        int32_t id = a.ids[i];
+        a.sym_ids[i] = id;
+        a.sym_weight[i] = a.weight[i];
+        if (id < -1 || id >= (int32_t)a.experts)
+            atomicMin_system(reinterpret_cast<unsigned long long *>(&a.report->bad_slot_flat), (unsigned long long)i);
+    }
+}
+
+/* ---- the context, but for the ring ---- */
+
+__global__ void save_kernel(const __grid_constant__ mok_cuda_save_args a) {
+    mok::let_next_kernel_start();
+    mok::wait_for_previous_kernel();
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots; i += (uint64_t)gridDim.x * blockDim.x) {
+        a.to_ids[i] = a.ids[i];
+        a.to_weight[i] = a.weight[i];
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        mok_context_header header = a.header;
+        header.ring_rows_kept = min((unsigned long long)header.ring_rows_kept, (unsigned long long)a.head->padded_rows);
+        *a.to = header;
+    }
+}
+
+/* ---- counting ---- */
+
+struct slot_walk {
+    uint32_t rank;
+
+    /* The rank that holds slot f; f only grows from call to call. */
+    __device__ uint32_t find(const mok_cuda_schedule_args &a, uint64_t f) {
+        while (f >= a.slot_first[rank + 1])
+            rank++;
+        return rank;
+    }
+};
+
+/* Local expert of slot f, or -1. */
+__device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a, uint32_t rank, uint64_t f) {
+    int32_t e = __ldcg(a.ids[rank] + (f - a.slot_first[rank])) - (int32_t)a.first_expert;
+    return e >= 0 && e < (int32_t)a.local_experts ? e : -1;
+}
+
+constexpr uint32_t few_experts = 128; /* up to here the warps of a block find their places at once, beyond in turns */
+constexpr uint32_t near_chunks = 512; /* kept on the chip while the order is made; the others cost trips to memory */
+
+struct scan_shared {
+    uint32_t count[MOK_MAX_EXPERTS]; /* of this block's slots; read by the other blocks */
+    uint32_t rows[MOK_MAX_EXPERTS];  /* of all slots */
+    uint32_t next[MOK_MAX_EXPERTS];  /* the padded row that this block writes next, less 64 row64[] */
+    uint32_t row64[MOK_MAX_EXPERTS];
+    uint32_t round_first[few_experts];
+    uint16_t before[threads / 32][few_experts]; /* rows of the round in earlier warps */
+    mok_cuda_chunk near[near_chunks];
+};
+
+__device__ __forceinline__ mok_cuda_chunk &chunk_at(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t i) {
+    return i < near_chunks ? s.near[i] : a.chunks[i];
+}
+
+__device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles) {
+    uint32_t tail = rows % MOK_UNIT_ROWS;
+    bool single = tail != 0 && tail <= MOK_TILE_M;
+    uint32_t pairs = div_up(rows, MOK_UNIT_ROWS) - single;
+    return pairs * tiles + single * div_up(tiles, 2);
+}
+
+/*
+ * Cuts experts into segments and segments into chunks; returns the number of chunks. One thread. An expert of at most
+ * two chunks' units stays whole unless the ring ends in it.
+ * Segments are only written here: reading them back would cost a trip to memory each.
+ */
+__device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s) {
+    const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), upc = a.units_per_chunk;
+    uint32_t row64 = 0, macrobatch = 0, border64 = ring64, segments = 0, chunks = 0, units_in_chunk = 0;
+    uint64_t total = 0;
+    mok_cuda_chunk c = {};
+    for (uint32_t e = 0; e < a.local_experts; e++) {
+        uint32_t left = s.rows[e], units = div_up(left, MOK_UNIT_ROWS), piece = units;
+        if (units > 2 * upc)
+            piece = div_up(units, (units + upc - 1) / upc);
+        total += left;
+        while (left > 0) {
+            for (; row64 >= border64; border64 += ring64)
+                macrobatch++;
+            uint32_t rows = min(min(left, piece * MOK_UNIT_ROWS), (border64 - row64) * 64);
+            uint32_t n = div_up(rows, MOK_UNIT_ROWS);
+            if (units_in_chunk != 0 &&
+                (c.macrobatch != macrobatch || units_in_chunk + n > 2 * upc || 4 * units_in_chunk >= 3 * upc)) {
+                chunk_at(a, s, chunks++) = c;
+                c = {};
+                units_in_chunk = 0;
+            }
+            c.macrobatch = macrobatch;
+            a.segments[segments++] = {row64,  row64 + ring64 - border64, rows,      e, macrobatch, chunks,
+                                      c.pulls, c.gate_ups,               c.downs};
+            c.pulls += a.ep > 1 ? n : 0;
+            c.gate_ups += tasks_of(rows, a.gate_up_tiles);
+            c.downs += tasks_of(rows, a.down_tiles);
+            units_in_chunk += n;
+            left -= rows;
+            row64 += div_up(rows, 64);
+        }
+    }
+    if (units_in_chunk != 0)
+        chunk_at(a, s, chunks++) = c;
+    if (a.shared_tokens > 0)
+        a.segments[segments++] = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, chunks, 0, 0, 0};
+    a.head->rows = total;
+    a.head->padded_rows = (uint64_t)row64 * 64;
+    a.head->segments = segments;
+    a.report->rows = total;
+    return chunks;
+}
+
+/*
+ * Task order: macrobatches from last to first; inside one, chunk i + 1 is fetched before chunk i's gate/up, and chunk
+ * i's down comes after chunk i + 1's gate/up, so that a task that waits finds the work it waits for well under way.
+ * The shared expert goes first and covers the first fetch. One thread.
+ */
+__device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t chunks) {
+    bool shared_left = a.shared_tokens > 0;
+    uint32_t next = 0;
+    mok_cuda_chunk shared = {0, tasks_of(a.shared_tokens, a.shared_gate_up_tiles), tasks_of(a.shared_tokens, a.down_tiles)};
+    auto take = [&](uint32_t count) {
+        next += count;
+        return next - count;
+    };
+    for (uint32_t end = chunks, begin; end > 0; end = begin) {
+        uint32_t macrobatch = chunk_at(a, s, end - 1).macrobatch, gate_ups = 0, downs = 0;
+        for (begin = end - 1; begin > 0 && chunk_at(a, s, begin - 1).macrobatch == macrobatch;)
+            begin--;
+        chunk_at(a, s, begin).first_pull = take(chunk_at(a, s, begin).pulls);
+        if (shared_left)
+            shared.first_gate_up = take(shared.gate_ups);
+        for (uint32_t i = begin; i <= end; i++) {
+            if (i + 1 < end)
+                chunk_at(a, s, i + 1).first_pull = take(chunk_at(a, s, i + 1).pulls);
+            if (i < end) {
+                gate_ups += chunk_at(a, s, i).gate_ups;
+                chunk_at(a, s, i).first_gate_up = take(chunk_at(a, s, i).gate_ups);
+            }
+            if (shared_left)
+                shared.first_down = take(shared.downs);
+            shared_left = false;
+            if (i > begin) {
+                downs += chunk_at(a, s, i - 1).downs;
+                chunk_at(a, s, i - 1).first_down = take(chunk_at(a, s, i - 1).downs);
+            }
+        }
+        constexpr uint32_t warps = MOK_CONSUMER_WARPS * MOK_CLUSTER;
+        a.macrobatches[macrobatch] = {gate_ups * warps, downs * warps, 0, 0};
+    }
+    if (shared_left) {
+        shared.first_gate_up = take(shared.gate_ups);
+        shared.first_down = take(shared.downs);
+    }
+    a.chunks[chunks] = shared;
+    for (uint32_t i = 0; i < min(chunks, near_chunks); i++)
+        a.chunks[i] = s.near[i];
+    a.head->tasks = next;
+    a.head->macrobatches = chunks ? chunk_at(a, s, chunks - 1).macrobatch + 1 : 0;
+    a.head->next_task = 0;
+}
+
+/* Counts this block's slots [begin, end) of each local expert. */
+__device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end) {
+    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
+        s.count[e] = 0;
+    __syncthreads();
+    slot_walk walk = {0};
+    for (uint64_t f = begin + threadIdx.x; f < end; f += threads) {
+        int32_t e = local_expert(a, walk.find(a, f), f);
+        if (e >= 0)
+            atomicAdd(&s.count[e], 1u);
+    }
+}
+
+/* From all blocks' counts to each expert's rows, and where this block's rows of it begin. */
+__device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t block) {
+    for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads) {
+        uint32_t before = 0, rows = 0;
+        for (uint32_t b = 0; b < cluster_blocks; b++) {
+            uint32_t n = mok::load_cluster(mok::cluster_address(mok::smem_address(&s.count[e]), b));
+            before += b < block ? n : 0;
+            rows += n;
+        }
+        s.next[e] = before;
+        s.rows[e] = rows;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        uint32_t run = 0, lane = threadIdx.x;
+        for (uint32_t e0 = 0; e0 < a.local_experts; e0 += 32) {
+            uint32_t e = e0 + lane, v = e < a.local_experts ? div_up(s.rows[e], 64) : 0, sum = v;
+            for (uint32_t d = 1; d < 32; d *= 2) {
+                uint32_t up = __shfl_up_sync(~0u, sum, d);
+                sum += lane >= d ? up : 0;
+            }
+            if (e < a.local_experts)
+                s.row64[e] = run + sum - v;
+            run += __shfl_sync(~0u, sum, 31);
+        }
+    }
+    __syncthreads();
+}
+
+/* ---- filling ---- */
+
+/* Task number i of a segment with `pairs` full units and perhaps a single one, `tiles` column tiles. */
+__device__ void find_task(uint32_t i, uint32_t pairs, uint32_t single, uint32_t tiles, uint32_t &unit, uint32_t &column,
+                          bool &is_single) {
+    uint32_t group = 2 * pairs + single, j = i / group, r = i % group;
+    uint32_t columns = 2 * j + 1 == tiles ? 1 : 2;
+    is_single = r >= columns * pairs;
+    unit = is_single ? pairs : r % pairs;
+    column = 2 * j + (is_single ? 0 : r / pairs);
+}
+
+__device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_segment &g) {
+    const bool shared = g.expert >> 31;
+    const uint32_t expert = g.expert & 0x7fffffffu, tail = g.rows % MOK_UNIT_ROWS;
+    const uint32_t single = tail != 0 && tail <= MOK_TILE_M;
+    const uint32_t units = div_up(g.rows, MOK_UNIT_ROWS), pairs = units - single;
+    const mok_cuda_chunk at = a.chunks[g.chunk];
+    auto put = [&](uint32_t index, mok_cuda_task_type type, uint32_t unit, uint32_t column, bool is_single) {
+        uint32_t rows = min(MOK_UNIT_ROWS, g.rows - unit * MOK_UNIT_ROWS);
+        uint32_t skip = unit * (MOK_UNIT_ROWS / 64);
+        mok_cuda_task t = {g.row64 + skip, g.ring64 + skip, column | expert << 16,
+                           (rows - 1) | (uint32_t)type << 8 | (uint32_t)is_single << 10 | (uint32_t)shared << 11 |
+                               g.macrobatch << 12};
+        a.tasks[index] = t;
+    };
+    if (a.ep > 1 && !shared)
+        for (uint32_t i = threadIdx.x; i < units; i += threads)
+            put(at.first_pull + g.pull + i, MOK_TASK_PULL, i, 0, i >= pairs);
+    for (int down = 0; down < 2; down++) {
+        uint32_t tiles = down ? a.down_tiles : shared ? a.shared_gate_up_tiles : a.gate_up_tiles;
+        uint32_t count = pairs * tiles + single * div_up(tiles, 2), first = down ? at.first_down + g.down : at.first_gate_up + g.gate_up;
+        for (uint32_t i = threadIdx.x; i < count; i += threads) {
+            uint32_t unit, column;
+            bool is_single;
+            find_task(i, pairs, single, tiles, unit, column, is_single);
+            put(first + i, down ? MOK_TASK_DOWN : MOK_TASK_GATE_UP, unit, column, is_single);
+        }
+    }
+    if (shared)
+        for (uint32_t t = threadIdx.x; t < g.rows; t += threads) {
+            uint64_t row = (uint64_t)g.row64 * 64 + t;
+            a.row_src[row] = reinterpret_cast<uint64_t>(a.shared_x) + (uint64_t)t * a.hidden * 2;
+            a.row_dst[row] = reinterpret_cast<uint64_t>(a.shared_y) + (uint64_t)t * a.hidden * 2;
+        }
+}
+
+/*
+ * For each thread with an expert (e >= 0) the number of its row among this block's rows of that expert: rows of earlier
+ * rounds, then of earlier warps, then of earlier lanes (`peers`: the lanes of the warp with the same expert).
+ */
+__device__ uint32_t place_few(const mok_cuda_schedule_args &a, scan_shared &s, int32_t e, uint32_t peers, uint32_t before) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    __syncthreads(); /* the round before has read */
+    for (uint32_t i = lane; i < a.local_experts; i += 32)
+        s.before[warp][i] = 0;
+    __syncwarp();
+    if (e >= 0 && before == 0)
+        s.before[warp][e] = (uint16_t)__popc(peers);
+    __syncthreads();
+    for (uint32_t i = warp; i < a.local_experts; i += threads / 32) { /* lane: a warp */
+        uint32_t v = s.before[lane][i], sum = v;
+        for (uint32_t d = 1; d < 32; d *= 2) {
+            uint32_t up = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? up : 0;
+        }
+        s.before[lane][i] = (uint16_t)(sum - v);
+        if (lane == 31) {
+            s.round_first[i] = s.next[i];
+            s.next[i] += sum;
+        }
+    }
+    __syncthreads();
+    return e >= 0 ? s.round_first[e] + s.before[warp][e] + before : 0;
+}
+
+__device__ uint32_t place_many(scan_shared &s, int32_t e, uint32_t peers, uint32_t before) {
+    uint32_t first = 0;
+    for (uint32_t w = 0; w < threads / 32; w++) { /* warps in turn */
+        __syncthreads();
+        if (threadIdx.x / 32 == w) {
+            first = e >= 0 ? s.next[e] : 0;
+            __syncwarp();
+            if (e >= 0 && before == 0)
+                s.next[e] = first + __popc(peers);
+        }
+    }
+    return first + before;
+}
+
+/* Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. */
+__device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end) {
+    const uint32_t lane = threadIdx.x % 32;
+    slot_walk walk = {0};
+    for (uint64_t f0 = begin; f0 < end; f0 += threads) {
+        uint64_t f = f0 + threadIdx.x;
+        uint32_t rank = 0;
+        int32_t e = -1;
+        if (f < end) {
+            rank = walk.find(a, f);
+            e = local_expert(a, rank, f);
+        }
+        uint32_t peers = __match_any_sync(~0u, e), before = __popc(peers & ((1u << lane) - 1));
+        uint32_t place = a.local_experts <= few_experts ? place_few(a, s, e, peers, before) : place_many(s, e, peers, before);
+        if (e < 0)
+            continue;
+        uint64_t row = (uint64_t)s.row64[e] * 64 + place, slot = f - a.slot_first[rank];
+        a.row_src[row] = (reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.hidden * 2) | (rank != a.rank);
+        a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
+    }
+}
+
+__global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads, 1)
+    schedule_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
+    extern __shared__ uint8_t smem[];
+    scan_shared &s = *reinterpret_cast<scan_shared *>(smem);
+    const uint32_t block = mok::cluster_rank();
+    /* the first block orders the tasks meanwhile */
+    const uint64_t share = (a.slots + cluster_blocks - 2) / (cluster_blocks - 1);
+    const uint64_t begin = block ? min(share * (block - 1), a.slots) : 0, end = block ? min(begin + share, a.slots) : 0;
+
+    mok::let_next_kernel_start();
+    mok::wait_for_previous_kernel();
+    if (block == 0 && threadIdx.x == 0)
+        a.report->schedule_from_ns = mok::timer_ns();
+    count_slots(a, s, begin, end);
+    for (uint64_t i = block * threads + threadIdx.x; i < a.counters; i += cluster_blocks * threads) {
+        a.hidden_done[i] = 0;
+        a.pull_done[i] = 0;
+    }
+    mok::cluster_sync();
+    scan_counts(a, s, block);
+    if (block == 0 && threadIdx.x == 0)
+        order_tasks(a, s, cut_segments(a, s));
+    fill_rows(a, s, begin, end);
+    mok::cluster_sync(); /* the segments and their chunks are there; no block is gone while another reads its counts */
+    for (uint32_t g = block; g < a.head->segments; g += cluster_blocks)
+        fill_segment(a, a.segments[g]);
+}
+
+} // namespace
+
+static dim3 blocks_for(uint64_t items) {
+    uint64_t blocks = (items + 255) / 256;
+    return dim3(blocks < 1 ? 1 : blocks < 1024 ? blocks : 1024);
+}
+
+extern "C" int mok_cuda_launch_prepare(const mok_cuda_prepare_args *args, void *stream) {
+    return mok::launch(true, prepare_kernel, blocks_for(args->slots), 256, 0, stream, *args);
+}
+
+extern "C" int mok_cuda_launch_save(const mok_cuda_save_args *args, void *stream) {
+    return mok::launch(true, save_kernel, blocks_for(args->slots), 256, 0, stream, *args);
+}
+
+extern "C" int mok_cuda_launch_schedule(const mok_cuda_schedule_args *args, void *stream) {
+    return mok::launch(true, schedule_kernel, dim3(cluster_blocks), threads, sizeof(scan_shared), stream, *args);
+}
+
+extern "C" int mok_cuda_schedule_setup(void) {
+    return cudaFuncSetAttribute(schedule_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan_shared));
+}

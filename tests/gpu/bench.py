@@ -1,0 +1,136 @@
+"""One forward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
+usage: bench.py BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines."""
+import json, os, re, statistics as st, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from common import *
+import mokgpu
+from mokgpu import Group
+
+shapes = sys.argv[2].split(",")
+libs = dict(a.split("=") for a in sys.argv[3:])
+rounds = int(os.environ.get("ROUNDS", "25"))
+torch.set_grad_enabled(False)
+
+
+def graph(f, reps=1):
+    s = torch.cuda.Stream()
+    s.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(s):
+        for _ in range(2):
+            f()
+    torch.cuda.current_stream().wait_stream(s)
+    torch.cuda.synchronize()
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g, stream=s, capture_error_mode="thread_local"):
+        for _ in range(reps):
+            f()
+    torch.cuda.synchronize()
+    return g
+
+
+def shot(f):
+    torch.cuda.synchronize()
+    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    a.record()
+    f()
+    b.record()
+    torch.cuda.synchronize()
+    return a.elapsed_time(b)
+
+
+def b2b(f, n=8):
+    f()
+    torch.cuda.synchronize()
+    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    a.record()
+    for _ in range(n):
+        f()
+    b.record()
+    torch.cuda.synchronize()
+    return a.elapsed_time(b) / n
+
+
+def kernels(f, n=5):
+    from torch.profiler import profile, ProfilerActivity
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        for _ in range(n):
+            f()
+        torch.cuda.synchronize()
+    short = lambda s: (re.search(r"\w*_kernel\w*|k_\w+", s) or re.match(".{0,30}", s)).group(0)
+    return {short(k.key): round(k.device_time_total / k.count, 1) for k in prof.key_averages() if k.device_time_total}
+
+
+da, db = (torch.randn(8192, 8192, device="cuda", dtype=BF) for _ in range(2))
+dense = graph(lambda: da @ db)
+for _ in range(60):  # warm card
+    dense.replay()
+torch.cuda.synchronize()
+for name in shapes:
+    H, I, el, k = SH[name]
+    el = el_for(el, k, 1)
+    torch.manual_seed(100)
+    x = torch.randn(T, H, device="cuda", dtype=BF)
+    idx, w = routing(T, el, k)
+    w13 = torch.randn(el, 2 * I, H, device="cuda", dtype=BF) * .02
+    w2 = torch.randn(el, H, I, device="cuda", dtype=BF) * .02
+    gate, up = w13[:, :I].contiguous(), w13[:, I:].contiguous()
+    core = Core(T, k, el, 0, H, I, w13, w2)
+    base = core.fwd(x, idx, w).clone()
+    fl = T * k * 6 * H * I
+    run = {"baseline": graph(lambda: core.fwd(x, idx, w)), "dense": dense}
+    groups, i32 = [], idx.int()
+
+    def add(n, path, ids, **options):
+        """One more entry of the loop; says how right it is, and where its time goes."""
+        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), **options)
+        out = torch.full((T, H), float("nan"), device="cuda", dtype=BF)
+        G.set([x], [ids], [w], [[gate, up, w2, None, None, None]], [out])
+        G.forward()
+        schedule = []
+        for _ in range(7):
+            G.phase(0, 1)
+            G.phase(0, 2)
+            torch.cuda.synchronize()
+            oc = G.outcome(0)
+            schedule.append(oc[5] / 1000)
+            G.phase(0, 3)
+        torch.cuda.synchronize()
+        print(json.dumps(dict(shape=name, lib=n, relerr=float("%.2e" % rel(out, base)) if ids is i32 else None, rows=oc[1], schedule_us=st.median(schedule),
+                              kernels_us=kernels(G.forward))), flush=True)
+        run[n] = graph(G.forward)
+        groups.append((G, out))
+
+    for n, path in libs.items():
+        add(n, path, i32)
+    first = list(libs.values())[0]
+    if os.environ.get("CONTEXT"):
+        add("context", first, i32, context_mode=1)
+    if os.environ.get("HOT"):
+        add("even", first, torch.randint(0, el, (T, k), device="cuda", dtype=torch.int32))
+        hot = torch.randint(1, el, (T, k), device="cuda", dtype=torch.int32)
+        hot[:, :k // 2] = 0
+        add("hot", first, hot)
+    if name == shapes[0]:
+        print(json.dumps(dict(baseline_kernels=kernels(lambda: core.fwd(x, idx, w)))), flush=True)
+    t, tb = {q: [] for q in run}, {q: [] for q in run}
+    for r in range(rounds + 2):
+        for q, g in run.items():
+            v = shot(g.replay)
+            if r >= 2:
+                t[q].append(v)
+    for r in range(4):
+        for q, g in run.items():
+            tb[q].append(b2b(g.replay))
+    d, db_ = st.median(t["dense"]), st.median(tb["dense"])
+    for q in run:
+        f, ms, b = (2 * 8192**3 if q == "dense" else fl), st.median(t[q]), st.median(tb[q])
+        dr, drb = 2 * 8192**3 / d, 2 * 8192**3 / db_
+        print(json.dumps(dict(shape=name, what=q, ms=round(ms, 4), min_ms=round(min(t[q]), 4), b2b_ms=round(b, 4), tflops=round(f / ms * 1e-9, 1),
+                              share_of_dense=round(f / ms / dr, 3), b2b_share=round(f / b / drb, 3), over_baseline=round(ms / st.median(t["baseline"]), 3),
+                              b2b_over_baseline=round(b / st.median(tb["baseline"]), 3))), flush=True)
+    del run, core
+    for G, _ in groups:
+        G.close()
+    del groups, x, w13, w2, gate, up, base
+    torch.cuda.empty_cache()

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Clients on one GPU that die at bad moments. All of them are processes of their own; this one never starts CUDA. Without
+ * MPS, where a death reaches nobody who has nothing to do with it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "actor.h"
+#include "gpu.h"
+
+static const struct workload pair = { .hidden = 512, .intermediate = 256, .experts = 8, .topk = 2, .ep = 2,
+                                      .max_tokens = 600, .seed = 2, .forward_only = true };
+static const struct workload alone = { .hidden = 512, .intermediate = 256, .experts = 8, .topk = 2, .ep = 1,
+                                       .max_tokens = 600, .seed = 2, .forward_only = true };
+
+static struct actor_script script(const struct stack *stack, const char *group, const struct workload *problem,
+                                  uint32_t rank, uint32_t device)
+{
+    return (struct actor_script){ .socket = stack->socket, .group = group, .problem = problem, .rank = rank,
+                                  .device = device, .tokens = 600, .first_token = 600u * rank,
+                                  .stop_at = ACTOR_STEPPING };
+}
+
+static void sleep_us(long us)
+{
+    const struct timespec t = { us / 1000000, us % 1000000 * 1000 };
+    nanosleep(&t, NULL);
+}
+
+static void a_killed_clients_peer_ends_with_a_code_and_others_go_on(void **state)
+{
+    static const long moment_us[] = { 1000, 7000, 23000, 61000 };
+    struct stack stack;
+    struct actor bystander, victim, peer;
+    (void)state;
+
+    assert_int_equal(gpu_stack_start(&stack, 2, 0), 0);
+    struct actor_script s = script(&stack, "bystander", &alone, 0, 0);
+    assert_int_equal(actor_start(&bystander, &s), 0);
+    assert_int_equal(actor_await(&bystander, ACTOR_STEPPING, 20000), 0);
+    for (size_t i = 0; i < sizeof(moment_us) / sizeof(moment_us[0]); i++) {
+        char group[32];
+        snprintf(group, sizeof(group), "victim%zu", i);
+        struct actor_script first = script(&stack, group, &pair, 0, 0), second = script(&stack, group, &pair, 1, 1);
+        assert_int_equal(actor_start(&victim, &first), 0);
+        assert_int_equal(actor_start(&peer, &second), 0);
+        assert_int_equal(actor_await(&victim, ACTOR_STEPPING, 20000), 0);
+        assert_int_equal(actor_await(&peer, ACTOR_STEPPING, 20000), 0);
+        sleep_us(moment_us[i]);
+        actor_kill(&victim);
+        assert_int_equal(actor_join(&peer, 5000), 1); /* it says which code on stderr */
+    }
+    struct actor after;
+    s = script(&stack, "after", &alone, 0, 1);
+    s.stop_at = ACTOR_FINISHED;
+    s.steps = 20;
+    assert_int_equal(actor_start(&after, &s), 0);
+    assert_int_equal(actor_join(&after, 20000), 0);
+    assert_int_equal(actor_join(&bystander, 0), -1); /* still stepping */
+    actor_kill(&bystander);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_killed_clients_peer_ends_with_a_code_and_others_go_on),
+    };
+    gpu_or_skip();
+    gpu_copies();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "workload.h"
+
+void gpu_or_skip(void)
+{
+    if (access("/dev/nvidia0", F_OK) < 0 && access("/dev/dxg", F_OK) < 0) {
+        fprintf(stderr, "skipped: no NVIDIA GPU here\n");
+        exit(77);
+    }
+}
+
+static void copy(void *to, const void *from, uint64_t bytes)
+{
+    cudaError_t e = cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+    if (e == cudaSuccess)
+        return;
+    fprintf(stderr, "copying %llu bytes: %s\n", (unsigned long long)bytes, cudaGetErrorString(e));
+    abort();
+}
+
+void gpu_copies(void)
+{
+    workload_copy = copy;
+}
+
+int gpu_mps(void)
+{
+    return getenv("MOK_TEST_MPS_PIPE") != NULL;
+}
+
+int gpu_stack_start(struct stack *stack, unsigned gpus, unsigned hosts)
+{
+    struct stack_options options = { .gpus = gpus, .devices = hosts, .threads = 2, .poll_us = 100 };
+    char lines[400];
+
+    if (gpu_mps()) {
+        snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s", getenv("MOK_TEST_MPS_PIPE"));
+        options.daemon = lines;
+    }
+    return stack_start(stack, &options);
+}

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* See device.h. */
+#include "device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <cuda_runtime_api.h>
+
+static const struct mok_engine_ops *ops(void)
+{
+    const struct mok_engine_ops *found = mok_engine_find(MOK_DEVICE_CUDA);
+
+    assert_non_null(found);
+    return found;
+}
+
+bool device_here(struct mok_message *message)
+{
+    struct mok_engine_config config = { 0 };
+    struct mok_device_limits limits;
+
+    return ops()->probe(&config, &limits, message) == 0;
+}
+
+static struct device_memory take(struct mok_engine *engine, const void *from, uint64_t bytes)
+{
+    struct device_memory memory = { NULL, bytes };
+    struct mok_message message = { { 0 } };
+    int fd = -1;
+
+    if (bytes == 0)
+        return memory;
+    if (ops()->memory_alloc(engine, bytes, &fd, &message) < 0 ||
+        ops()->memory_map(engine, fd, bytes, &memory.at, &message) < 0)
+        fail_msg("%llu bytes of device memory: %s", (unsigned long long)bytes, message.text);
+    close(fd);
+    if (from)
+        assert_int_equal(cudaMemcpy(memory.at, from, bytes, cudaMemcpyHostToDevice), 0);
+    return memory;
+}
+
+static void give(struct mok_engine *engine, struct device_memory *memory)
+{
+    if (memory->at)
+        ops()->memory_unmap(engine, memory->at, memory->bytes);
+    memory->at = NULL;
+}
+
+static void open_plan(struct device_group *g, const struct problem *p, const struct device_options *options, uint32_t r,
+                      const struct mok_device_limits *limits, uint32_t max_tokens)
+{
+    struct mok_message message = { { 0 } };
+    struct mok_layer_spec spec = {
+        .hidden = p->hidden,
+        .intermediate = p->intermediate,
+        .experts = p->experts,
+        .topk = p->topk,
+        .ep = options->ranks,
+        .rank = r,
+        .max_tokens = max_tokens,
+        .precision = MOK_BF16,
+        .shared_intermediate = p->shared_intermediate,
+        .clamp = p->clamp,
+        .minibatch_rows = options->minibatch_rows,
+        .ring_bytes = options->ring_rows * 2 * (p->intermediate + (options->ranks > 1 ? p->hidden : 0)),
+    };
+
+    if (mok_plan_make(&spec, limits, &g->plan[r], NULL, 0, &message) < 0)
+        fail_msg("plan of rank %u: %s", r, message.text);
+}
+
+static void open_params(struct device_group *g, const struct problem *p, uint32_t r)
+{
+    uint64_t experts = problem_expert_elements(p) * (p->experts / g->ranks), skip = experts * r;
+    uint64_t shared = (uint64_t)p->shared_intermediate * p->hidden * 2;
+    struct device_memory *m = g->params[r];
+
+    m[0] = take(g->engine[r], p->gate + skip, experts * 2);
+    m[1] = take(g->engine[r], p->up + skip, experts * 2);
+    m[2] = take(g->engine[r], p->down + skip, experts * 2);
+    m[3] = take(g->engine[r], p->shared_gate, shared);
+    m[4] = take(g->engine[r], p->shared_up, shared);
+    m[5] = take(g->engine[r], p->shared_down, shared);
+}
+
+static void open_tensors(struct device_group *g, const struct problem *p, uint32_t r, uint64_t first)
+{
+    uint64_t rows = (uint64_t)g->tokens[r] * p->hidden * 2, slots = (uint64_t)g->tokens[r] * p->topk * 4;
+
+    g->x[r] = take(g->engine[r], p->x + first * p->hidden, rows);
+    g->ids[r] = take(g->engine[r], p->ids + first * p->topk, slots);
+    g->weight[r] = take(g->engine[r], p->topk_weight + first * p->topk, slots);
+    g->out[r] = take(g->engine[r], NULL, rows);
+    if (rows)
+        assert_int_equal(cudaMemset(g->out[r].at, 0xff, rows), 0);
+    g->peer[r] = (struct mok_peer){ .x = g->x[r].at, .tokens = g->tokens[r] };
+    g->args[r] = (struct mok_op_args){
+        .kind = MOK_KIND_FORWARD,
+        .tokens = g->tokens[r],
+        .ids = g->ids[r].at,
+        .topk_weight = g->weight[r].at,
+        .out = g->out[r].at,
+        .peer = g->peer,
+        .params = { .gate = g->params[r][0].at,
+                    .up = g->params[r][1].at,
+                    .down = g->params[r][2].at,
+                    .shared_gate = g->params[r][3].at,
+                    .shared_up = g->params[r][4].at,
+                    .shared_down = g->params[r][5].at },
+    };
+}
+
+void device_group_open(struct device_group *g, const struct problem *p, const struct device_options *options,
+                       const uint32_t *tokens)
+{
+    struct mok_engine_config config = { .blocks = options->blocks, .chaos_delay_us = options->chaos_delay_us };
+    struct mok_message message = { { 0 } };
+    struct mok_device_limits limits;
+    void *symmetric[DEVICE_MAX_RANKS];
+    uint32_t r, max_tokens = 1;
+    uint64_t first = 0;
+
+    memset(g, 0, sizeof(*g));
+    g->ranks = options->ranks;
+    g->shape = *p;
+    memcpy(g->tokens, tokens, options->ranks * sizeof(*tokens));
+    for (r = 0; r < g->ranks; r++)
+        max_tokens = tokens[r] > max_tokens ? tokens[r] : max_tokens;
+    for (r = 0; r < g->ranks; r++) {
+        if (ops()->probe(&config, &limits, &message) < 0 || ops()->open(&config, &g->engine[r], &message) < 0)
+            fail_msg("engine of rank %u: %s", r, message.text);
+        open_plan(g, p, options, r, &limits, max_tokens);
+        g->symmetric[r] = take(g->engine[r], NULL, g->plan[r].symmetric_bytes);
+        g->private_memory[r] = take(g->engine[r], NULL, g->plan[r].private_bytes);
+        symmetric[r] = g->symmetric[r].at;
+        open_params(g, p, r);
+    }
+    for (r = 0; r < g->ranks; r++) {
+        if (ops()->layer_open(g->engine[r], &g->plan[r], symmetric, g->private_memory[r].at, &g->layer[r], &message) < 0)
+            fail_msg("layer of rank %u: %s", r, message.text);
+        open_tensors(g, p, r, first);
+        first += tokens[r];
+    }
+}
+
+void device_group_close(struct device_group *g)
+{
+    uint32_t r, i;
+
+    for (r = 0; r < g->ranks; r++)
+        ops()->layer_close(g->layer[r]);
+    for (r = 0; r < g->ranks; r++) {
+        struct device_memory *all[] = { &g->symmetric[r], &g->private_memory[r], &g->x[r],
+                                        &g->ids[r],       &g->weight[r],         &g->out[r] };
+        for (i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+            give(g->engine[r], all[i]);
+        for (i = 0; i < 6; i++)
+            give(g->engine[r], &g->params[r][i]);
+    }
+    for (r = 0; r < g->ranks; r++)
+        ops()->close(g->engine[r]);
+}
+
+struct mok_op_result device_phase(struct device_group *g, uint32_t r, enum mok_phase phase)
+{
+    const struct timespec nap = { 0, 20000 };
+    struct mok_op_result result = { 0 };
+    int told;
+
+    assert_int_equal(ops()->start(g->layer[r], &g->args[r], phase), 0);
+    while ((told = ops()->poll(g->engine[r], &result)) == 0)
+        nanosleep(&nap, NULL);
+    assert_int_equal(told, 1);
+    assert_int_equal(ops()->poll(g->engine[r], &result), 0); /* told once */
+    return result;
+}
+
+void device_forward(struct device_group *g)
+{
+    for (int phase = MOK_PHASE_PREPARE; phase <= MOK_PHASE_REDUCE; phase++)
+        for (uint32_t r = 0; r < g->ranks; r++) {
+            struct mok_op_result result = device_phase(g, r, (enum mok_phase)phase);
+            if (result.status < 0)
+                fail_msg("rank %u, phase %d: status %d", r, phase, result.status);
+        }
+}
+
+uint16_t *device_out(const struct device_group *g)
+{
+    uint16_t *all = calloc((size_t)g->shape.tokens * g->shape.hidden + 1, sizeof(*all)), *at = all;
+
+    assert_non_null(all);
+    for (uint32_t r = 0; r < g->ranks; r++) {
+        if (g->out[r].bytes)
+            assert_int_equal(cudaMemcpy(at, g->out[r].at, g->out[r].bytes, cudaMemcpyDeviceToHost), 0);
+        at += (size_t)g->tokens[r] * g->shape.hidden;
+    }
+    return all;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A group of ranks on one GPU, an engine a rank, driven through the common interface with memory that the engine made:
+ * exported, imported and mapped as a worker does it.
+ */
+#ifndef MOK_TESTS_GPU_DEVICE_H
+#define MOK_TESTS_GPU_DEVICE_H
+
+#include "engine.h"
+#include "problem.h"
+
+#define DEVICE_MAX_RANKS 8
+
+struct device_memory {
+    void *at;
+    uint64_t bytes;
+};
+
+struct device_group {
+    uint32_t ranks;
+    struct problem shape; /* dimensions only */
+    struct mok_plan plan[DEVICE_MAX_RANKS];
+    struct mok_engine *engine[DEVICE_MAX_RANKS];
+    struct mok_engine_layer *layer[DEVICE_MAX_RANKS];
+    struct device_memory symmetric[DEVICE_MAX_RANKS], private_memory[DEVICE_MAX_RANKS];
+    struct device_memory params[DEVICE_MAX_RANKS][6];
+    struct device_memory x[DEVICE_MAX_RANKS], ids[DEVICE_MAX_RANKS], weight[DEVICE_MAX_RANKS], out[DEVICE_MAX_RANKS];
+    uint32_t tokens[DEVICE_MAX_RANKS];
+    struct mok_peer peer[DEVICE_MAX_RANKS];
+    struct mok_op_args args[DEVICE_MAX_RANKS];
+};
+
+struct device_options {
+    uint32_t ranks, blocks, minibatch_rows, chaos_delay_us;
+    uint64_t ring_rows; /* 0: the plan's */
+};
+
+/* Ends the test with a sentence when something is refused. `tokens`: [ranks]. */
+void device_group_open(struct device_group *ret, const struct problem *problem, const struct device_options *options,
+                       const uint32_t *tokens);
+void device_group_close(struct device_group *group);
+
+/* Runs a phase on one rank and waits for its end. */
+struct mok_op_result device_phase(struct device_group *group, uint32_t rank, enum mok_phase phase);
+/* All phases on all ranks, which must succeed. */
+void device_forward(struct device_group *group);
+/* The outputs of all ranks in the problem's order; BF16 [T][H], freed by the caller. */
+uint16_t *device_out(const struct device_group *group);
+
+/* Whether this machine has a GPU that the engine takes; the reason otherwise. */
+bool device_here(struct mok_message *message);
+
+#endif

@@ -1,0 +1,117 @@
+"""Drives the CUDA engine in process through shim.c; tensors are torch's. Test code only."""
+import ctypes, os
+import torch
+
+P, U32, U64, F = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_float
+
+
+def load(path):
+    lib = ctypes.CDLL(path)
+    lib.shim_message.restype = ctypes.c_char_p
+    lib.shim_open.restype = P
+    lib.shim_layer.restype = P
+    lib.shim_open.argtypes = [U32, U32, U32]
+    lib.shim_close.argtypes = [P]
+    lib.shim_sizes.argtypes = [P, P]
+    lib.shim_layer.argtypes = [P, P, F, P, P]
+    lib.shim_layer_close.argtypes = [P]
+    lib.shim_enqueue.argtypes = [P, U32, U32, P, P, P, P, U32, P, P, U32, U32, P, P]
+    lib.shim_outcome.argtypes = [P, P, P]
+    return lib
+
+
+class Group:
+    """All ranks of one layer on one device, each with an engine of its own."""
+
+    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None):
+        self.lib, self.H, self.I, self.E, self.K, self.ep, self.el = lib, H, I, E, K, ep, E // ep
+        self.device = devices or [device] * ep
+        units = torch.cuda.get_device_properties(device).multi_processor_count
+        specs = [(U64 * 11)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units) for r in range(ep)]
+        sizes = (U64 * 5)()
+        assert lib.shim_sizes(specs[0], sizes) == 0, lib.shim_message()
+        self.private_bytes, self.ring_rows, self.context_ring = sizes[1], sizes[3], sizes[4]
+        u8 = lambda n, r: torch.full((n,), 0xff, device=f"cuda:{self.device[r]}", dtype=torch.uint8)
+        self.sym, self.priv = [u8(sizes[0], r) for r in range(ep)], [u8(sizes[1], r) for r in range(ep)]
+        self.context_mode, self.context = context_mode, [u8(sizes[2], r) if context_mode else None for r in range(ep)]
+        torch.cuda.synchronize()
+        ptrs = (P * ep)(*[s.data_ptr() for s in self.sym])
+        self.engine, self.layer = [], []
+        for r in range(ep):
+            e = lib.shim_open(self.device[r], chaos, blocks)
+            assert e, lib.shim_message()
+            l = lib.shim_layer(e, specs[r], clamp, ptrs, self.priv[r].data_ptr())
+            assert l, lib.shim_message()
+            self.engine.append(e)
+            self.layer.append(l)
+
+    def close(self):
+        for l in self.layer:
+            self.lib.shim_layer_close(l)
+        for e in self.engine:
+            self.lib.shim_close(e)
+        del self.sym, self.priv, self.context
+
+    def set(self, xs, ids, weights, params, outs, flags=0):
+        """params: per rank six tensors or None."""
+        self.xs, self.ids, self.weights, self.params, self.outs, self.flags = xs, ids, weights, params, outs, flags
+        self.px = (P * self.ep)(*[x.data_ptr() for x in xs])
+        self.pt = (U32 * self.ep)(*[x.shape[0] for x in xs])
+        self.pp = [(P * 6)(*[t.data_ptr() if t is not None else None for t in p]) for p in params]
+
+    def phase(self, rank, phase):
+        torch.cuda.set_device(self.device[rank])
+        q = self.lib.shim_enqueue(self.layer[rank], phase, self.xs[rank].shape[0], self.ids[rank].data_ptr(),
+                                  self.weights[rank].data_ptr(), self.outs[rank].data_ptr(), self.pp[rank], self.ep, self.px,
+                                  self.pt, self.flags, self.context_mode,
+                                  self.context[rank].data_ptr() if self.context_mode else None,
+                                  torch.cuda.current_stream(self.device[rank]).cuda_stream)
+        assert q == 0, f"enqueue phase {phase}: {q}"
+
+    def forward(self):
+        for phase in (1, 2, 3):
+            for r in range(self.ep):
+                self.phase(r, phase)
+            if len(set(self.device)) > 1 and phase < 3:
+                self.meet()
+
+    def meet(self):
+        """Each GPU's stream waits for all others."""
+        streams = [torch.cuda.current_stream(d) for d in sorted(set(self.device))]
+        events = [s.record_event() for s in streams]
+        for s in streams:
+            for e in events:
+                s.wait_event(e)
+
+    def outcome(self, rank, quiet=False):
+        res = (ctypes.c_int64 * 6)()
+        assert self.lib.shim_outcome(self.engine[rank], self.layer[rank], res) == 0
+        if res[0] and not quiet:
+            print("outcome", list(res), self.lib.shim_message())
+        return list(res)
+
+
+def rel(a, b):
+    a, b = a.double(), b.double()
+    d = b.norm()
+    return ((a - b).norm() / d).item() if d > 0 else (a - b).norm().item()
+
+
+def reference(x, ids, w, gate, up, down, clamp=0.0, shared=None, dt=torch.float64):
+    """x [T,H]; ids [T,K] global; gate/up [E,I,H]; down [E,H,I]; h and y rounded to BF16 as the product does."""
+    T, K = ids.shape
+    y = torch.zeros(T, K, x.shape[1], device=x.device, dtype=dt)
+    act = lambda a, b: torch.nn.functional.silu(a.clamp(max=clamp) if clamp else a) * (b.clamp(-clamp, clamp) if clamp else b)
+    for e in range(gate.shape[0]):
+        t, k = (ids == e).nonzero(as_tuple=True)
+        if t.numel():
+            xe = x[t].to(dt)
+            h = act(xe @ gate[e].to(dt).t(), xe @ up[e].to(dt).t()).bfloat16().to(dt)
+            y[t, k] = (h @ down[e].to(dt).t()).bfloat16().to(dt)
+    out = (y * w.to(dt).unsqueeze(-1)).sum(1)
+    if shared is not None:
+        g, u, d = [s.to(dt) for s in shared]
+        xd = x.to(dt)
+        h = act(xd @ g.t(), xd @ u.t()).bfloat16().to(dt)
+        out = out + (h @ d.t()).bfloat16().to(dt)
+    return out

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Tests of the CUDA engine on a bare GPU machine, from a build made elsewhere.
+#   tests/gpu/run.sh pack BUILD DIR   on the build machine: puts all that is needed into DIR
+#   DIR/run.sh                        on the GPU machine
+# The last line is "N passed, N failed, N skipped". The scripts need python3 with PyTorch; without it they are skipped.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+
+if [[ ${1:-} == pack ]]; then
+    build=$2 dir=$3
+    mkdir -p "$dir/lib" "$dir/vectors"
+    cp "$here"/*.py "$here/run.sh" "$build/tests/gpu/gpu_forward" "$dir/"
+    cp "$build/tests/gpu/libmok_gpu_shim.so" "$dir/libmok_gpu.so"
+    cp "$here"/../data/vectors/* "$dir/vectors/"
+    ldd "$build/tests/gpu/gpu_forward" | awk '/=> \// { print $3 }' | grep -vE '/(libc|libm|ld-linux[^/]*)\.so' |
+        xargs -I{} cp -L {} "$dir/lib/"
+    exit 0
+fi
+
+cd "$here"
+passed=0 failed=0 skipped=0
+check() { # name command...
+    local name=$1 code=0
+    shift
+    "$@" > "$name.log" 2>&1 || code=$?
+    case $code in
+    0) passed=$((passed + 1)) ;;
+    77) skipped=$((skipped + 1)) ;;
+    *) failed=$((failed + 1)); tail -20 "$name.log" ;;
+    esac
+    echo "$name: exit $code"
+}
+
+export OPENBLAS_NUM_THREADS=1
+check forward env LD_LIBRARY_PATH="$here/lib" ./gpu_forward vectors
+if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
+    check check env LD_LIBRARY_PATH="$here/lib" python3 check.py ./libmok_gpu.so
+    if command -v compute-sanitizer > /dev/null; then
+        check memcheck env LD_LIBRARY_PATH="$here/lib" compute-sanitizer --error-exitcode 1 python3 check.py ./libmok_gpu.so odd
+    fi
+else
+    skipped=$((skipped + 1))
+fi
+if command -v cuobjdump > /dev/null; then
+    check hgmma bash -c 'cuobjdump -sass libmok_gpu.so | grep -q HGMMA.64x256x16.F32.BF16'
+fi
+echo "$passed passed, $failed failed, $skipped skipped"
+[[ $failed -eq 0 ]]

@@ -1,0 +1,139 @@
+"""What one layer costs as its size, its skew, its minibatch and the blocks it may use change; JSON lines.
+usage: sweep.py lib.so [sizes|minibatch|client ...]"""
+import json, statistics as st, sys, time
+import torch
+import mokgpu
+
+BF = torch.bfloat16
+SHAPES = {"kimi": (7168, 2048, 8, 8), "glm": (6144, 2048, 8, 8), "qwen": (4096, 1024, 10, 10), "dsv4": (7168, 3072, 6, 6),
+          "mixtral": (4096, 14336, 8, 2), "qwen3-30b": (2048, 768, 128, 8)}
+lib = mokgpu.load(sys.argv[1])
+torch.set_grad_enabled(False)
+
+
+def say(**k):
+    print(json.dumps(k), flush=True)
+
+
+def make(H, I, E, K, ep, tokens, ids=None, **options):
+    el = E // ep
+    G = mokgpu.Group(lib, H, I, E, K, ep, tokens, **options)
+    xs = [torch.randn(tokens, H, device="cuda", dtype=BF) for _ in range(ep)]
+    ids = ids or [torch.rand(tokens, E, device="cuda").argsort(1)[:, :K].int().contiguous() for _ in range(ep)]
+    ws = [torch.rand(tokens, K, device="cuda") for _ in range(ep)]
+    w = [[torch.randn(*s, device="cuda", dtype=BF) * .02 for s in ((el, I, H), (el, I, H), (el, H, I))] + [None] * 3 for _ in range(ep)]
+    outs = [torch.empty_like(x) for x in xs]
+    G.set(xs, ids, ws, w, outs)
+    return G
+
+
+def shot(f):
+    torch.cuda.synchronize()
+    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    a.record()
+    f()
+    b.record()
+    torch.cuda.synchronize()
+    return a.elapsed_time(b)
+
+
+da, db = (torch.randn(8192, 8192, device="cuda", dtype=BF) for _ in range(2))
+dense = lambda: da @ db
+
+
+def interleaved(entries, rounds=12):
+    """Medians of all entries and of the dense product, in turn on a warm card."""
+    entries = {**entries, "dense": dense}
+    t = {k: [] for k in entries}
+    for r in range(rounds + 2):
+        for k, f in entries.items():
+            v = shot(f)
+            if r > 1:
+                t[k].append(v)
+    return {k: st.median(v) for k, v in t.items()}
+
+
+def sizes():
+    for name, T in [(n, 2048) for n in ("mixtral", "qwen3-30b")] + [("kimi", t) for t in (512, 1024, 4096, 8192, 16384)]:
+        H, I, E, K = SHAPES[name]
+        torch.manual_seed(1)
+        G = make(H, I, E, K, 1, T)
+        for _ in range(2):
+            G.forward()
+        m = interleaved({"layer": G.forward})
+        f = 6 * T * K * H * I
+        say(what="size", shape=name, H=H, I=I, E=E, K=K, T=T, ms=round(m["layer"], 4), tflops=round(f / m["layer"] * 1e-9, 1),
+            share_of_dense=round(f / m["layer"] / (2 * 8192**3 / m["dense"]), 3))
+        G.close()
+        del G
+        torch.cuda.empty_cache()
+
+
+def minibatch():
+    """EP 2, both ranks on this GPU, one after the other."""
+    for name in ("kimi", "qwen"):
+        H, I, E, K = SHAPES[name]
+        E = 2 * E
+        sweep = (0, 256, 512, 1024, 2048, 4096, 8192, 16384)
+        torch.manual_seed(1)
+        first = make(H, I, E, K, 2, 2048)
+        groups = {0: first}
+        for m in sweep[1:]:
+            G = mokgpu.Group(lib, H, I, E, K, 2, 2048, minibatch=m)
+            G.set(first.xs, first.ids, first.weights, first.params, first.outs)
+            groups[m] = G
+        run = lambda G: (lambda: [G.phase(r, 2) for r in range(2)])
+        for G in groups.values():
+            G.forward()
+        t = interleaved({str(m): run(G) for m, G in groups.items()}, 10)
+        for m in sweep:
+            say(what="minibatch", shape=name, ep=2, minibatch_rows=m or "plan", main_ms_both_ranks=round(t[str(m)], 4), over_plan=round(t[str(m)] / t["0"], 3))
+        for G in groups.values():
+            G.close()
+        del groups, first
+        torch.cuda.empty_cache()
+
+
+def client_of(G, run, reserve):
+    """Medians: the layer alone, the layer beside the client, how long the client's kernel takes from its launch on."""
+    alone = interleaved({"layer": run})["layer"]
+    side = torch.cuda.Stream(priority=-1)
+    small = torch.randn(16 * 512 * 4, device="cuda")
+    waits, layers = [], []
+    for _ in range(12):
+        torch.cuda.synchronize()
+        a, b, s0, s1 = (torch.cuda.Event(enable_timing=True) for _ in range(4))
+        a.record()
+        run()
+        b.record()
+        time.sleep(0.0007)  # the layer is under way
+        with torch.cuda.stream(side):
+            s0.record()
+            small.mul_(1.0001)
+            s1.record()
+        torch.cuda.synchronize()
+        waits.append(s0.elapsed_time(s1))
+        layers.append(a.elapsed_time(b))
+    return dict(layer_ms=round(alone, 4), layer_beside_ms=round(st.median(layers), 4), client_us=round(1000 * st.median(waits), 1),
+                client_max_us=round(1000 * max(waits), 1))
+
+
+def client():
+    """A kernel of 16 blocks on a second stream, launched while the layer runs: when it ends, and what the layer loses."""
+    H, I, E, K = SHAPES["kimi"]
+    torch.manual_seed(1)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for reserve in (0, 16):
+            G = make(H, I, E, K, 1, 2048, blocks=132 - reserve)
+            for _ in range(2):
+                G.forward()
+            say(what="client kernel", shape="kimi", blocks=132 - reserve, **client_of(G, G.forward, reserve))
+            say(what="client kernel, no reduce queued", shape="kimi", blocks=132 - reserve, **client_of(G, lambda: (G.phase(0, 1), G.phase(0, 2)), reserve))
+            G.close()
+            del G
+            torch.cuda.empty_cache()
+
+
+for part in sys.argv[2:] or ("sizes", "minibatch", "client"):
+    {"sizes": sizes, "minibatch": minibatch, "client": client}[part]()
