@@ -3,6 +3,8 @@
  * @file mok.h
  * libmok: MoE layers as a service of the node.
  *
+ * What it needs of the words and bounds that all parts share is in mok/types.h; BF16 from and to float: mok/bf16.h.
+ *
  * A process opens a session with mokd, joins a group (the ranks of one job that share experts), allocates buffers
  * that mokd owns, creates layers, and submits forward and backward passes that the device's worker executes.
  *
@@ -155,6 +157,15 @@ typedef struct mok_view {
     uint64_t offset; /**< bytes; multiple of 16 */
     uint64_t bytes;
 } mok_view;
+
+/** A whole buffer, and a part of one, as expressions of type mok_view. */
+#ifdef __cplusplus
+#define MOK_VIEW_AT(buffer, offset, bytes) \
+    (mok_view{ (buffer), static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes) })
+#else
+#define MOK_VIEW_AT(buffer, offset, bytes) ((mok_view){ (buffer), (uint64_t)(offset), (uint64_t)(bytes) })
+#endif
+#define MOK_VIEW(buffer) MOK_VIEW_AT(buffer, 0, 0)
 
 /* ------------------------------------------------------------------ MXFP8 tensors */
 
