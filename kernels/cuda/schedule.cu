@@ -76,10 +76,15 @@ struct scan_shared {
     uint32_t count[MOK_MAX_EXPERTS]; /* of this block's slots; read by the other blocks */
     uint32_t rows[MOK_MAX_EXPERTS];  /* of all slots */
     uint32_t next[MOK_MAX_EXPERTS];  /* the padded row that this block writes next, less 64 row64[] */
-    uint32_t row64[MOK_MAX_EXPERTS];
+    uint32_t row64[MOK_MAX_EXPERTS + 1];
     uint32_t round_first[few_experts];
     uint16_t before[threads / 32][few_experts]; /* rows of the round in earlier warps */
     mok_cuda_chunk near[near_chunks];
+    /* order_at_once: before each expert, and in all */
+    uint32_t live[MOK_MAX_EXPERTS + 1], units[MOK_MAX_EXPERTS + 1], gate_ups[MOK_MAX_EXPERTS + 1], downs[MOK_MAX_EXPERTS + 1];
+    uint16_t chunk[MOK_MAX_EXPERTS];
+    uint16_t chunk_first[MOK_MAX_EXPERTS + 1]; /* expert */
+    uint32_t chunks;
 };
 
 __device__ __forceinline__ mok_cuda_chunk &chunk_at(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t i) {
@@ -91,6 +96,49 @@ __device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles) {
     bool single = tail != 0 && tail <= MOK_TILE_M;
     uint32_t pairs = div_up(rows, MOK_UNIT_ROWS) - single;
     return pairs * tiles + single * div_up(tiles, 2);
+}
+
+/* One warp: exclusive sums of value(e) over the local experts, and their total behind the last. */
+template <class Value>
+__device__ void scan_experts(const mok_cuda_schedule_args &a, uint32_t *to, Value value) {
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t run = 0;
+    for (uint32_t e0 = 0; e0 < a.local_experts; e0 += 32) {
+        uint32_t e = e0 + lane, v = e < a.local_experts ? value(e) : 0, sum = v;
+        for (uint32_t d = 1; d < 32; d *= 2) {
+            uint32_t up = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? up : 0;
+        }
+        if (e < a.local_experts)
+            to[e] = run + sum - v;
+        run += __shfl_sync(~0u, sum, 31);
+    }
+    if (lane == 0)
+        to[a.local_experts] = run;
+}
+
+/* Whether a chunk of `units` is closed before `more` units of the next expert. */
+__device__ __forceinline__ bool chunk_ends(uint32_t units, uint32_t more, uint32_t per_chunk) {
+    return units != 0 && (units + more > 2 * per_chunk || 4 * units >= 3 * per_chunk);
+}
+
+/* One thread: which experts make up a chunk. */
+__device__ void group_experts(const mok_cuda_schedule_args &a, scan_shared &s) {
+    uint32_t chunk = 0, units = 0;
+#pragma unroll 8
+    for (uint32_t e = 0; e < a.local_experts; e++) {
+        uint32_t more = div_up(s.rows[e], MOK_UNIT_ROWS);
+        if (more != 0 && chunk_ends(units, more, a.units_per_chunk)) {
+            chunk++;
+            units = 0;
+        }
+        if (more != 0 && units == 0)
+            s.chunk_first[chunk] = (uint16_t)e;
+        s.chunk[e] = (uint16_t)chunk;
+        units += more;
+    }
+    s.chunks = chunk + (units != 0);
+    s.chunk_first[s.chunks] = (uint16_t)a.local_experts;
 }
 
 /*
@@ -113,8 +161,7 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
                 macrobatch++;
             uint32_t rows = min(min(left, piece * MOK_UNIT_ROWS), (border64 - row64) * 64);
             uint32_t n = div_up(rows, MOK_UNIT_ROWS);
-            if (units_in_chunk != 0 &&
-                (c.macrobatch != macrobatch || units_in_chunk + n > 2 * upc || 4 * units_in_chunk >= 3 * upc)) {
+            if (units_in_chunk != 0 && (c.macrobatch != macrobatch || chunk_ends(units_in_chunk, n, upc))) {
                 chunk_at(a, s, chunks++) = c;
                 c = {};
                 units_in_chunk = 0;
@@ -191,16 +238,91 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
     a.head->next_task = 0;
 }
 
+/*
+ * The same segments, chunks and order by all threads of a block, for the usual case: one macrobatch, and no expert of more
+ * than two chunks. False, and nothing done, in any other.
+ */
+__device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s) {
+    const uint32_t experts = a.local_experts, warp = threadIdx.x / 32;
+    const uint32_t padded64 = s.row64[experts];
+    bool large = (uint64_t)padded64 * 64 > a.ring_rows;
+    for (uint32_t e = threadIdx.x; e < experts; e += threads)
+        large |= div_up(s.rows[e], MOK_UNIT_ROWS) > 2 * a.units_per_chunk;
+    if (__syncthreads_or(large))
+        return false;
+    if (warp == 0)
+        scan_experts(a, s.live, [&](uint32_t e) { return (uint32_t)(s.rows[e] != 0); });
+    if (warp == 1)
+        scan_experts(a, s.units, [&](uint32_t e) { return a.ep > 1 ? div_up(s.rows[e], MOK_UNIT_ROWS) : 0; });
+    if (warp == 2)
+        scan_experts(a, s.gate_ups, [&](uint32_t e) { return tasks_of(s.rows[e], a.gate_up_tiles); });
+    if (warp == 3)
+        scan_experts(a, s.downs, [&](uint32_t e) { return tasks_of(s.rows[e], a.down_tiles); });
+    if (threadIdx.x == 4 * 32)
+        group_experts(a, s);
+    if (warp == 5) { /* a ring's rows, so 32 bits are enough */
+        uint32_t rows = 0;
+        for (uint32_t e = threadIdx.x % 32; e < experts; e += 32)
+            rows += s.rows[e];
+        rows = __reduce_add_sync(~0u, rows);
+        if (threadIdx.x % 32 == 0)
+            a.head->rows = a.report->rows = rows;
+    }
+    __syncthreads();
+
+    for (uint32_t e = threadIdx.x; e < experts; e += threads)
+        if (s.rows[e] != 0) {
+            uint32_t f = s.chunk_first[s.chunk[e]];
+            a.segments[s.live[e]] = {s.row64[e], s.row64[e], s.rows[e], e, 0, s.chunk[e], s.units[e] - s.units[f],
+                                     s.gate_ups[e] - s.gate_ups[f], s.downs[e] - s.downs[f]};
+        }
+    /* tasks before chunk c, of each kind; see order_tasks for what comes after what */
+    const uint32_t n = s.chunks;
+    auto first_of = [&](uint32_t c) { return (uint32_t)s.chunk_first[min(c, n)]; };
+    const uint32_t shared_gate_ups = a.shared_tokens ? tasks_of(a.shared_tokens, a.shared_gate_up_tiles) : 0;
+    const uint32_t shared_downs = a.shared_tokens ? tasks_of(a.shared_tokens, a.down_tiles) : 0;
+    for (uint32_t c = threadIdx.x; c < n; c += threads) {
+        mok_cuda_chunk k = {};
+        if (c > 0)
+            k.first_pull = s.units[first_of(c)] + s.gate_ups[first_of(c - 1)] + s.downs[first_of(c > 2 ? c - 2 : 0)] +
+                           shared_gate_ups + (c > 1 ? shared_downs : 0);
+        k.first_gate_up = s.units[first_of(c + 2)] + s.gate_ups[first_of(c)] + s.downs[first_of(c > 1 ? c - 1 : 0)] +
+                          shared_gate_ups + (c > 0 ? shared_downs : 0);
+        k.first_down = s.units[first_of(c + 3)] + s.gate_ups[first_of(c + 2)] + s.downs[first_of(c)] + shared_gate_ups +
+                       shared_downs;
+        a.chunks[c] = k;
+    }
+    if (threadIdx.x == 0) {
+        uint32_t segments = s.live[experts];
+        constexpr uint32_t warps = MOK_CONSUMER_WARPS * MOK_CLUSTER;
+        mok_cuda_chunk shared = {};
+        shared.first_gate_up = s.units[first_of(1)];
+        shared.first_down = s.units[first_of(2)] + s.gate_ups[first_of(1)] + shared_gate_ups;
+        a.chunks[n] = shared;
+        if (a.shared_tokens > 0)
+            a.segments[segments++] = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, n, 0, 0, 0};
+        a.macrobatches[0] = {s.gate_ups[experts] * warps, s.downs[experts] * warps, 0, 0};
+        a.head->segments = segments;
+        a.head->tasks = s.units[experts] + s.gate_ups[experts] + s.downs[experts] + shared_gate_ups + shared_downs;
+        a.head->macrobatches = n ? 1 : 0;
+        a.head->padded_rows = (uint64_t)padded64 * 64;
+        a.head->next_task = 0;
+    }
+    return true;
+}
+
 /* Counts this block's slots [begin, end) of each local expert. */
 __device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end) {
     for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
         s.count[e] = 0;
     __syncthreads();
     slot_walk walk = {0};
-    for (uint64_t f = begin + threadIdx.x; f < end; f += threads) {
-        int32_t e = local_expert(a, walk.find(a, f), f);
-        if (e >= 0)
-            atomicAdd(&s.count[e], 1u);
+    for (uint64_t f0 = begin; f0 < end; f0 += threads) {
+        uint64_t f = f0 + threadIdx.x;
+        int32_t e = f < end ? local_expert(a, walk.find(a, f), f) : -1;
+        uint32_t peers = __match_any_sync(~0u, e); /* one addition for all of a warp: experts are few */
+        if (e >= 0 && (peers & ((1u << threadIdx.x % 32) - 1)) == 0)
+            atomicAdd(&s.count[e], (uint32_t)__popc(peers));
     }
 }
 
@@ -217,19 +339,8 @@ __device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uin
         s.rows[e] = rows;
     }
     __syncthreads();
-    if (threadIdx.x < 32) {
-        uint32_t run = 0, lane = threadIdx.x;
-        for (uint32_t e0 = 0; e0 < a.local_experts; e0 += 32) {
-            uint32_t e = e0 + lane, v = e < a.local_experts ? div_up(s.rows[e], 64) : 0, sum = v;
-            for (uint32_t d = 1; d < 32; d *= 2) {
-                uint32_t up = __shfl_up_sync(~0u, sum, d);
-                sum += lane >= d ? up : 0;
-            }
-            if (e < a.local_experts)
-                s.row64[e] = run + sum - v;
-            run += __shfl_sync(~0u, sum, 31);
-        }
-    }
+    if (threadIdx.x < 32)
+        scan_experts(a, s.row64, [&](uint32_t e) { return div_up(s.rows[e], 64); });
     __syncthreads();
 }
 
@@ -245,7 +356,8 @@ __device__ void find_task(uint32_t i, uint32_t pairs, uint32_t single, uint32_t 
     column = 2 * j + (is_single ? 0 : r / pairs);
 }
 
-__device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_segment &g) {
+/* One warp writes a segment's tasks. */
+__device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_segment &g, uint32_t lane) {
     const bool shared = g.expert >> 31;
     const uint32_t expert = g.expert & 0x7fffffffu, tail = g.rows % MOK_UNIT_ROWS;
     const uint32_t single = tail != 0 && tail <= MOK_TILE_M;
@@ -260,12 +372,12 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
         a.tasks[index] = t;
     };
     if (a.ep > 1 && !shared)
-        for (uint32_t i = threadIdx.x; i < units; i += threads)
+        for (uint32_t i = lane; i < units; i += 32)
             put(at.first_pull + g.pull + i, MOK_TASK_PULL, i, 0, i >= pairs);
     for (int down = 0; down < 2; down++) {
         uint32_t tiles = down ? a.down_tiles : shared ? a.shared_gate_up_tiles : a.gate_up_tiles;
         uint32_t count = pairs * tiles + single * div_up(tiles, 2), first = down ? at.first_down + g.down : at.first_gate_up + g.gate_up;
-        for (uint32_t i = threadIdx.x; i < count; i += threads) {
+        for (uint32_t i = lane; i < count; i += 32) {
             uint32_t unit, column;
             bool is_single;
             find_task(i, pairs, single, tiles, unit, column, is_single);
@@ -273,7 +385,7 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
         }
     }
     if (shared)
-        for (uint32_t t = threadIdx.x; t < g.rows; t += threads) {
+        for (uint32_t t = lane; t < g.rows; t += 32) {
             uint64_t row = (uint64_t)g.row64 * 64 + t;
             a.row_src[row] = reinterpret_cast<uint64_t>(a.shared_x) + (uint64_t)t * a.hidden * 2;
             a.row_dst[row] = reinterpret_cast<uint64_t>(a.shared_y) + (uint64_t)t * a.hidden * 2;
@@ -365,12 +477,12 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     }
     mok::cluster_sync();
     scan_counts(a, s, block);
-    if (block == 0 && threadIdx.x == 0)
+    if (block == 0 && !order_at_once(a, s) && threadIdx.x == 0)
         order_tasks(a, s, cut_segments(a, s));
     fill_rows(a, s, begin, end);
     mok::cluster_sync(); /* the segments and their chunks are there; no block is gone while another reads its counts */
-    for (uint32_t g = block; g < a.head->segments; g += cluster_blocks)
-        fill_segment(a, a.segments[g]);
+    for (uint32_t g = block * (threads / 32) + threadIdx.x / 32; g < a.head->segments; g += cluster_blocks * (threads / 32))
+        fill_segment(a, a.segments[g], threadIdx.x % 32);
 }
 
 } // namespace

@@ -61,8 +61,12 @@ def sizes():
         for _ in range(2):
             G.forward()
         m = interleaved({"layer": G.forward})
+        G.phase(0, 1)
+        G.phase(0, 2)
+        torch.cuda.synchronize()
+        schedule = G.outcome(0)[5] / 1000
         f = 6 * T * K * H * I
-        say(what="size", shape=name, H=H, I=I, E=E, K=K, T=T, ms=round(m["layer"], 4), tflops=round(f / m["layer"] * 1e-9, 1),
+        say(what="size", shape=name, H=H, I=I, E=E, K=K, T=T, ms=round(m["layer"], 4), schedule_us=schedule, tflops=round(f / m["layer"] * 1e-9, 1),
             share_of_dense=round(f / m["layer"] / (2 * 8192**3 / m["dense"]), 3))
         G.close()
         del G
