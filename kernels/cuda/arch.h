@@ -6,14 +6,14 @@
 #ifndef MOK_CUDA_ARCH_H
 #define MOK_CUDA_ARCH_H
 
-#define MOK_TILE_M 128u  /* rows of one block's tile */
-#define MOK_TILE_N 256u  /* columns: 128 gate beside the same 128 up, or 256 of down */
-#define MOK_TILE_K 64u   /* one 128-byte swizzle span */
+#define MOK_TILE_M 128u /* rows of one block's tile */
+#define MOK_TILE_N 256u /* columns: 128 gate beside the same 128 up, or 256 of down */
+#define MOK_TILE_K 64u  /* one 128-byte swizzle span */
 #define MOK_STAGES 4u
-#define MOK_CLUSTER 2u   /* blocks that share a weight tile by multicast */
+#define MOK_CLUSTER 2u /* blocks that share a weight tile by multicast */
 #define MOK_UNIT_ROWS (MOK_TILE_M * MOK_CLUSTER)
 
-#define MOK_CONSUMER_GROUPS 2u   /* warpgroups; each multiplies 64 rows of the tile */
+#define MOK_CONSUMER_GROUPS 2u /* warpgroups; each multiplies 64 rows of the tile */
 #define MOK_CONSUMER_WARPS (4u * MOK_CONSUMER_GROUPS)
 #define MOK_GATHER_WARPS 2u
 #define MOK_THREADS (128u * (MOK_CONSUMER_GROUPS + 1u))

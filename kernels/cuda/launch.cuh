@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Launches kernels. An `early` one may be readied while the one before it in the stream still runs (see ptx.cuh); until then it
- * keeps kernels of other streams from starting too, so nothing is early after a kernel that runs long.
+ * Launches kernels. An `early` one may be readied while the one before it in the stream still runs (see ptx.cuh); until
+ * then it keeps kernels of other streams from starting too, so nothing is early after a kernel that runs long.
  */
 #ifndef MOK_CUDA_LAUNCH_CUH
 #define MOK_CUDA_LAUNCH_CUH
@@ -9,10 +9,13 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-namespace mok {
+namespace mok
+{
 
 template <class... Parameters, class... Arguments>
-int launch(bool early, void (*kernel)(Parameters...), dim3 grid, uint32_t threads, size_t smem, void *stream, Arguments &&...arguments) {
+int launch(bool early, void (*kernel)(Parameters...), dim3 grid, uint32_t threads, size_t smem, void *stream,
+           Arguments &&...arguments)
+{
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

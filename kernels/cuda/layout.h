@@ -32,7 +32,7 @@ struct mok_cuda_task {
 
 enum mok_cuda_task_type {
     MOK_TASK_END = 0,
-    MOK_TASK_PULL = 1,    /* copy the unit's remote rows into the ring */
+    MOK_TASK_PULL = 1, /* copy the unit's remote rows into the ring */
     MOK_TASK_GATE_UP = 2,
     MOK_TASK_DOWN = 3,
 };
@@ -104,9 +104,9 @@ struct mok_cuda_layout {
     uint64_t shared_h, shared_y;
     uint64_t bytes;
 
-    uint64_t padded_rows;    /* routed rows, padded, at worst */
-    uint64_t shared_rows;    /* padded */
-    uint64_t counters;       /* 64-row blocks */
+    uint64_t padded_rows; /* routed rows, padded, at worst */
+    uint64_t shared_rows; /* padded */
+    uint64_t counters;    /* 64-row blocks */
     uint64_t max_macrobatches, max_tasks, max_segments, max_chunks;
     uint32_t units_per_chunk;
     uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
@@ -114,7 +114,8 @@ struct mok_cuda_layout {
 
 void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret);
 
-/* The ring as a full context keeps it, in bytes from ctx_ring: BF16 x [ring_rows][H] of remote rows (ep > 1), a, b [ring_rows][I]. */
+/* The ring as a full context keeps it, in bytes from ctx_ring: BF16 x [ring_rows][H] of remote rows (ep > 1), a, b
+ * [ring_rows][I]. */
 struct mok_cuda_kept {
     uint64_t x, a, b;
     uint64_t bytes;
@@ -127,10 +128,10 @@ struct mok_cuda_schedule_args {
     uint32_t local_experts, first_expert;
     uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
     uint32_t units_per_chunk;
-    uint32_t shared_tokens;   /* of this rank, 0 without a shared expert */
+    uint32_t shared_tokens; /* of this rank, 0 without a shared expert */
     uint32_t shared_row64;
     uint64_t ring_rows;
-    uint64_t slots;           /* over all ranks */
+    uint64_t slots; /* over all ranks */
     uint64_t counters;
     struct mok_cuda_head *head;
     struct mok_cuda_segment *segments;
@@ -162,9 +163,9 @@ struct mok_cuda_main_args {
     const struct mok_cuda_task *tasks;
     uint32_t *hidden_done, *pull_done;
     const uint64_t *row_src, *row_dst;
-    void *x_ring[2];             /* of macrobatch 0 (in the context when that is kept), of the others; NULL with ep = 1 */
+    void *x_ring[2]; /* of macrobatch 0 (in the context when that is kept), of the others; NULL with ep = 1 */
     void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
-    uint32_t *abort_word; /* not 0: end soon */
+    uint32_t *abort_word;        /* not 0: end soon */
     struct mok_cuda_report *report;
     uint64_t wait_limit_ns;
     uint32_t hidden, k_blocks, down_tiles;

@@ -16,8 +16,10 @@
 #include "ptx.cuh"
 #include "wgmma.cuh"
 
-namespace mok {
-namespace {
+namespace mok
+{
+namespace
+{
 
 constexpr uint32_t a_offset = 0;
 constexpr uint32_t b_offset = a_offset + MOK_STAGES * MOK_A_BYTES;
@@ -28,8 +30,8 @@ constexpr uint32_t smem_bytes = bar_offset + (2 * MOK_STAGES + 5) * 8;
 static_assert(smem_bytes <= 232448, "more shared memory than a block can have");
 
 /* Barriers, by index; task_empty and request are used in block 0 of the cluster only. */
-constexpr uint32_t bar_full = 0, bar_empty = MOK_STAGES, bar_task_full = 2 * MOK_STAGES, bar_task_empty = bar_task_full + 2,
-                   bar_request = bar_task_empty + 2;
+constexpr uint32_t bar_full = 0, bar_empty = MOK_STAGES, bar_task_full = 2 * MOK_STAGES,
+                   bar_task_empty = bar_task_full + 2, bar_request = bar_task_empty + 2;
 constexpr uint32_t task_readers = MOK_CLUSTER * (MOK_CONSUMER_WARPS + 1 + MOK_GATHER_WARPS);
 /* The loader asks for the next task when this many k-blocks of its own are left. */
 constexpr uint32_t request_ahead = 8;
@@ -39,7 +41,8 @@ struct task {
     bool single, shared;
 };
 
-__device__ __forceinline__ task decode(uint4 v) {
+__device__ __forceinline__ task decode(uint4 v)
+{
     task t;
     t.row64 = v.x;
     t.ring64 = v.y;
@@ -57,34 +60,59 @@ __device__ __forceinline__ task decode(uint4 v) {
 struct block_view {
     uint32_t smem, rank;
 
-    __device__ uint32_t bar(uint32_t i) const { return smem + bar_offset + 8 * i; }
-    __device__ uint32_t full(uint32_t stage) const { return bar(bar_full + stage); }
-    __device__ uint32_t empty(uint32_t stage) const { return bar(bar_empty + stage); }
+    __device__ uint32_t bar(uint32_t i) const
+    {
+        return smem + bar_offset + 8 * i;
+    }
+    __device__ uint32_t full(uint32_t stage) const
+    {
+        return bar(bar_full + stage);
+    }
+    __device__ uint32_t empty(uint32_t stage) const
+    {
+        return bar(bar_empty + stage);
+    }
     /* First row of this block inside the unit. */
-    __device__ uint32_t row_first(const task &t) const { return t.single ? 0 : rank * MOK_TILE_M; }
-    __device__ uint32_t rows(const task &t) const {
+    __device__ uint32_t row_first(const task &t) const
+    {
+        return t.single ? 0 : rank * MOK_TILE_M;
+    }
+    __device__ uint32_t rows(const task &t) const
+    {
         uint32_t first = row_first(t);
         return t.rows > first ? min(t.rows - first, MOK_TILE_M) : 0;
     }
     /* The column tile, and whether this block's result counts (an odd last column has no neighbour). */
-    __device__ uint32_t column(const task &t, uint32_t tiles) const {
+    __device__ uint32_t column(const task &t, uint32_t tiles) const
+    {
         return t.single ? min(t.column + rank, tiles - 1) : t.column;
     }
-    __device__ bool counts(const task &t, uint32_t tiles) const { return !t.single || t.column + rank < tiles; }
+    __device__ bool counts(const task &t, uint32_t tiles) const
+    {
+        return !t.single || t.column + rank < tiles;
+    }
 };
 
 /* Position in the ring of stages, the same in every role of a block. */
 struct pipeline {
     uint32_t n = 0;
-    __device__ uint32_t stage() const { return n % MOK_STAGES; }
-    __device__ uint32_t phase() const { return n / MOK_STAGES & 1u; }
+    __device__ uint32_t stage() const
+    {
+        return n % MOK_STAGES;
+    }
+    __device__ uint32_t phase() const
+    {
+        return n / MOK_STAGES & 1u;
+    }
 };
 
-__device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity) {
+__device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
+{
 #ifdef MOK_DEBUG_WAITS
     for (uint32_t i = 0; !mbar_try(bar, parity); i++)
         if (i > 20000000u) {
-            printf("block %u thread %u: barrier %u parity %u\n", blockIdx.x, threadIdx.x, (bar - 1024u - bar_offset) / 8, parity);
+            printf("block %u thread %u: barrier %u parity %u\n", blockIdx.x, threadIdx.x,
+                   (bar - 1024u - bar_offset) / 8, parity);
             __trap();
         }
 #else
@@ -94,7 +122,8 @@ __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity) {
 }
 
 /* Waits for task n; every lane gets it. One arrival a warp frees its place. */
-__device__ __forceinline__ uint4 next_task(const block_view &b, uint32_t n, uint32_t lane) {
+__device__ __forceinline__ uint4 next_task(const block_view &b, uint32_t n, uint32_t lane)
+{
     uint32_t slot = n & 1u;
     mbar_wait(b.bar(bar_task_full + slot), n >> 1 & 1u);
     uint4 v;
@@ -109,8 +138,9 @@ __device__ __forceinline__ uint4 next_task(const block_view &b, uint32_t n, uint
 }
 
 /* Waits until *counter >= want. On abort or after the limit it returns all the same: the operation has failed then. */
-__device__ __forceinline__ void wait_slow(const mok_cuda_main_args &p, const uint32_t *counter, uint32_t want, uint32_t what,
-                                       uint4 v) {
+__device__ __forceinline__ void wait_slow(const mok_cuda_main_args &p, const uint32_t *counter, uint32_t want,
+                                          uint32_t what, uint4 v)
+{
     uint64_t start = timer_ns();
     for (uint32_t i = 0;; i++) {
         uint32_t seen = load_acquire(counter);
@@ -121,7 +151,7 @@ __device__ __forceinline__ void wait_slow(const mok_cuda_main_args &p, const uin
                 return;
             if (timer_ns() - start > p.wait_limit_ns) {
                 if (atomicExch(p.abort_word, 1u) == 0) {
-                    p.report->trip = {what, blockIdx.x, want, seen, {v.x, v.y, v.z, v.w}};
+                    p.report->trip = { what, blockIdx.x, want, seen, { v.x, v.y, v.z, v.w } };
                     __threadfence_system();
                     p.report->tripped = 1;
                 }
@@ -133,14 +163,16 @@ __device__ __forceinline__ void wait_slow(const mok_cuda_main_args &p, const uin
 }
 
 __device__ __forceinline__ void wait_counter(const mok_cuda_main_args &p, const uint32_t *counter, uint32_t want,
-                                             uint32_t what, uint4 v) {
+                                             uint32_t what, uint4 v)
+{
     if (load_acquire(counter) < want)
         wait_slow(p, counter, want, what, v);
 }
 
 /* ---- scheduler: one thread of the cluster hands tasks to both blocks ---- */
 
-__device__ void chaos(const mok_cuda_main_args &p, uint32_t id) {
+__device__ void chaos(const mok_cuda_main_args &p, uint32_t id)
+{
     if (p.chaos_delay_us == 0)
         return;
     uint32_t h = (id + 1) * 2654435761u ^ p.chaos_seed * 40503u ^ static_cast<uint32_t>(clock64());
@@ -150,7 +182,8 @@ __device__ void chaos(const mok_cuda_main_args &p, uint32_t id) {
         __nanosleep(500);
 }
 
-__device__ void schedule(const mok_cuda_main_args &p, const block_view &b) {
+__device__ void schedule(const mok_cuda_main_args &p, const block_view &b)
+{
     const uint32_t tasks = __ldcg(&p.head->tasks);
     for (uint32_t n = 0;; n++) {
         uint32_t slot = n & 1u;
@@ -180,12 +213,14 @@ struct loader {
     const block_view &b;
     pipeline pipe;
 
-    __device__ void request(uint32_t left, uint32_t k_blocks) {
+    __device__ void request(uint32_t left, uint32_t k_blocks)
+    {
         if (b.rank == 0 && left == min(request_ahead, k_blocks))
             mbar_arrive(b.bar(bar_request));
     }
 
-    __device__ void gate_up(const task &t) {
+    __device__ void gate_up(const task &t)
+    {
         const mok_cuda_set &s = p.set[t.shared];
         const int32_t y = b.column(t, s.tiles) * (MOK_TILE_N / 2), e = t.expert;
         for (uint32_t k = 0; k < p.k_blocks; k++, pipe.n++) {
@@ -203,7 +238,8 @@ struct loader {
         }
     }
 
-    __device__ void down(const task &t) {
+    __device__ void down(const task &t)
+    {
         const mok_cuda_set &s = p.set[t.shared];
         const int32_t y = b.column(t, p.down_tiles) * MOK_TILE_N, e = t.expert;
         const int32_t row = t.ring64 * 64 + b.row_first(t);
@@ -217,8 +253,8 @@ struct loader {
                 tma_load_3d(dst, &s.down, full, x, y, e);
                 tma_load_3d(dst + MOK_B_BYTES / 2, &s.down, full, x, y + MOK_TILE_N / 2, e);
             } else {
-                tma_load_3d_multicast(dst + b.rank * (MOK_B_BYTES / 2), &s.down, full, x,
-                                      y + b.rank * (MOK_TILE_N / 2), e, 3);
+                tma_load_3d_multicast(dst + b.rank * (MOK_B_BYTES / 2), &s.down, full, x, y + b.rank * (MOK_TILE_N / 2),
+                                      e, 3);
             }
             tma_load_2d(b.smem + a_offset + stage * MOK_A_BYTES, &s.h_map, full, x, row);
             mbar_arrive(full, MOK_GATHER_WARPS); /* in the place of the gather warps, who only follow */
@@ -226,8 +262,9 @@ struct loader {
     }
 };
 
-__device__ void load(const mok_cuda_main_args &p, const block_view &b, uint32_t lane) {
-    loader l = {p, b, {}};
+__device__ void load(const mok_cuda_main_args &p, const block_view &b, uint32_t lane)
+{
+    loader l = { p, b, {} };
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
@@ -256,8 +293,9 @@ constexpr uint32_t gather_threads = MOK_GATHER_WARPS * 32;
 constexpr uint32_t gather_step = gather_threads / 8; /* rows between a thread's rows */
 constexpr uint32_t gather_rows = MOK_TILE_M / gather_step;
 
-__device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, const task &t, pipeline &pipe, uint32_t thread,
-                            uint32_t lane) {
+__device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, const task &t, pipeline &pipe,
+                            uint32_t thread, uint32_t lane)
+{
     const uint32_t chunk = thread % 8, row = thread / 8, rows = max(b.rows(t), 1u), first = b.row_first(t);
     const uint8_t *src[gather_rows];
 #pragma unroll
@@ -265,7 +303,8 @@ __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, co
         uint32_t r = min(row + i * gather_step, rows - 1) + (b.rows(t) ? first : 0);
         uint64_t at = __ldg(p.row_src + static_cast<uint64_t>(t.row64) * 64 + r);
         if (at & 1u)
-            at = reinterpret_cast<uint64_t>(p.x_ring[t.macrobatch > 0]) + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.hidden * 2;
+            at = reinterpret_cast<uint64_t>(p.x_ring[t.macrobatch > 0]) +
+                 (static_cast<uint64_t>(t.ring64) * 64 + r) * p.hidden * 2;
         src[i] = reinterpret_cast<const uint8_t *>(at) + chunk * 16;
     }
     const uint32_t dst = b.smem + a_offset + row * 128 + ((chunk ^ (row % 8)) * 16);
@@ -292,7 +331,8 @@ __device__ void gather_tile(const mok_cuda_main_args &p, const block_view &b, co
     landed((pipe.n - 1) % MOK_STAGES);
 }
 
-__device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_t thread, uint32_t lane) {
+__device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_t thread, uint32_t lane)
+{
     pipeline pipe;
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
@@ -322,13 +362,15 @@ struct consumer {
     uint32_t macrobatches = 0;
     uint32_t *pending = nullptr; /* counter to raise once this warp's stores have landed */
 
-    __device__ void release(uint32_t stage) const {
+    __device__ void release(uint32_t stage) const
+    {
         if (lane < MOK_CLUSTER)
             mbar_arrive_cluster(empty_of_lane + 8 * stage);
     }
 
     /* Says that h is there: all lanes' stores are seen by whoever acquires the counter. */
-    __device__ void deliver() {
+    __device__ void deliver()
+    {
         if (pending == nullptr)
             return;
         fence_async();
@@ -338,7 +380,8 @@ struct consumer {
         pending = nullptr;
     }
 
-    __device__ void multiply(float (&d)[128], uint32_t k_blocks) {
+    __device__ void multiply(float (&d)[128], uint32_t k_blocks)
+    {
         const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
         for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
@@ -365,7 +408,8 @@ struct consumer {
     }
 
     /* No row of this warpgroup is real: follows the stages. */
-    __device__ void skip(uint32_t k_blocks) {
+    __device__ void skip(uint32_t k_blocks)
+    {
         deliver();
         for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
             mbar_wait(b.full(pipe.stage()), pipe.phase());
@@ -373,7 +417,10 @@ struct consumer {
         }
     }
 
-    __device__ uint32_t stage() const { return b.smem + stage_offset + warp * MOK_WARP_STAGE_BYTES; }
+    __device__ uint32_t stage() const
+    {
+        return b.smem + stage_offset + warp * MOK_WARP_STAGE_BYTES;
+    }
 
     /*
      * Stores this warp's 16 rows x 128 columns; `pair(j, half)`: columns 8 j + 2 (lane % 4).. of row lane / 4 + 8 half.
@@ -381,8 +428,8 @@ struct consumer {
      * on this device reads it soon. Ordinary stores of whole lines: bulk copies
      * of so small rows keep the copy engine from the next tile's loads.
      */
-    template <bool Streaming, class Pair>
-    __device__ void store(void *row, uint32_t bytes, Pair pair) {
+    template <bool Streaming, class Pair> __device__ void store(void *row, uint32_t bytes, Pair pair)
+    {
         uint32_t at = stage() + ((lane & 8u) + (lane & 7u)) * MOK_STAGE_ROW_BYTES + (lane >> 4) * 16;
         const uint32_t chunk = lane % 16 * 16;
         __syncwarp();
@@ -407,13 +454,15 @@ struct consumer {
     }
 
     /* Row of the unit that lane < 16 stores, or ~0. */
-    __device__ uint32_t my_row(const task &t) const {
+    __device__ uint32_t my_row(const task &t) const
+    {
         uint32_t r = warp * 16 + lane;
         return lane < 16 && r < b.rows(t) ? b.row_first(t) + r : ~0u;
     }
 
     /* From gate and up as a context keeps them, that is rounded to BF16. */
-    __device__ static float swiglu(float a, float u, float limit) {
+    __device__ static float swiglu(float a, float u, float limit)
+    {
         if (limit > 0.0f) {
             a = a > limit ? limit : a; /* a NaN stays one */
             u = u > limit ? limit : u < -limit ? -limit : u;
@@ -424,12 +473,14 @@ struct consumer {
     }
 
     /* Two neighbouring values of h from their gates and ups. */
-    __device__ static uint32_t swiglu_pair(uint32_t a, uint32_t u, float limit) {
+    __device__ static uint32_t swiglu_pair(uint32_t a, uint32_t u, float limit)
+    {
         return pack_bf16(swiglu(__uint_as_float(a << 16), __uint_as_float(u << 16), limit),
                          swiglu(__uint_as_float(a & 0xffff0000u), __uint_as_float(u & 0xffff0000u), limit));
     }
 
-    __device__ void gate_up(const float (&d)[128], const task &t, uint4 v) {
+    __device__ void gate_up(const float (&d)[128], const task &t, uint4 v)
+    {
         const mok_cuda_set &s = p.set[t.shared];
         uint32_t column = t.single ? t.column + b.rank : t.column, first = column * (MOK_TILE_N / 2);
         if (column >= s.tiles)
@@ -442,8 +493,12 @@ struct consumer {
         }
         auto place = [&](void *base) { return r != ~0u ? static_cast<__nv_bfloat16 *>(base) + at : nullptr; };
         if (p.context_a != nullptr && !t.shared && t.macrobatch == 0) {
-            store<true>(place(p.context_a), bytes, [&](uint32_t j, uint32_t half) { return pack_bf16_anew(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]); });
-            store<true>(place(p.context_b), bytes, [&](uint32_t j, uint32_t half) { return pack_bf16_anew(d[4 * j + 2 * half + 64], d[4 * j + 2 * half + 65]); });
+            store<true>(place(p.context_a), bytes, [&](uint32_t j, uint32_t half) {
+                return pack_bf16_anew(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+            });
+            store<true>(place(p.context_b), bytes, [&](uint32_t j, uint32_t half) {
+                return pack_bf16_anew(d[4 * j + 2 * half + 64], d[4 * j + 2 * half + 65]);
+            });
         }
         store<false>(place(s.h), bytes, [&](uint32_t j, uint32_t half) {
             const uint32_t i = 4 * j + 2 * half;
@@ -451,7 +506,8 @@ struct consumer {
         });
     }
 
-    __device__ void down(const float (&d)[128], const task &t, void *to) {
+    __device__ void down(const float (&d)[128], const task &t, void *to)
+    {
         uint32_t column = t.single ? t.column + b.rank : t.column, first = column * MOK_TILE_N;
         if (column >= p.down_tiles)
             return;
@@ -469,7 +525,8 @@ struct consumer {
     }
 
     /* Copies this warp's share of the unit's remote rows into the ring. */
-    __device__ void pull(const task &t, uint4 v) {
+    __device__ void pull(const task &t, uint4 v)
+    {
         if (t.macrobatch + 1 < macrobatches) {
             const mok_cuda_macrobatch *before = p.macrobatches + t.macrobatch + 1;
             wait_counter(p, &before->gate_up_done, __ldcg(&before->gate_up_warps), MOK_WAIT_RING_X, v);
@@ -482,7 +539,8 @@ struct consumer {
             if (!(at & 1u))
                 continue;
             const uint4 *src = reinterpret_cast<const uint4 *>(at & ~1ull);
-            uint4 *dst = static_cast<uint4 *>(p.x_ring[t.macrobatch > 0]) + (static_cast<uint64_t>(t.ring64) * 64 + first + r) * vectors;
+            uint4 *dst = static_cast<uint4 *>(p.x_ring[t.macrobatch > 0]) +
+                         (static_cast<uint64_t>(t.ring64) * 64 + first + r) * vectors;
             for (uint32_t i = lane; i < vectors; i += 32 * 8) {
                 uint4 w[8];
 #pragma unroll
@@ -501,7 +559,8 @@ struct consumer {
             add_release(p.pull_done + t.row64 + first / 64, 1);
     }
 
-    __device__ void run() {
+    __device__ void run()
+    {
         macrobatches = __ldcg(&p.head->macrobatches);
         for (uint32_t n = 0;; n++) {
             uint4 v = next_task(b, n, lane);
@@ -525,7 +584,8 @@ struct consumer {
             else
                 skip(k_blocks);
             if (macrobatches > 1 && !t.shared && lane == 0) /* someone waits for the ring's rows */
-                add_release(is_down ? &p.macrobatches[t.macrobatch].down_done : &p.macrobatches[t.macrobatch].gate_up_done, 1);
+                add_release(
+                    is_down ? &p.macrobatches[t.macrobatch].down_done : &p.macrobatches[t.macrobatch].gate_up_done, 1);
             if (is_down) {
                 if (active)
                     down(d, t, to);
@@ -540,9 +600,10 @@ struct consumer {
 };
 
 __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREADS, 1)
-    main_kernel(const __grid_constant__ mok_cuda_main_args p) {
+    main_kernel(const __grid_constant__ mok_cuda_main_args p)
+{
     extern __shared__ __align__(1024) uint8_t smem[];
-    const block_view b = {smem_address(smem), cluster_rank()};
+    const block_view b = { smem_address(smem), cluster_rank() };
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0) {
@@ -577,7 +638,7 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
         }
     } else {
         registers_raise<MOK_CONSUMER_REGISTERS>();
-        consumer c = {p,    b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), {}};
+        consumer c = { p, b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), {} };
         c.run();
     }
     __syncwarp();
@@ -587,15 +648,19 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 } // namespace
 } // namespace mok
 
-extern "C" int mok_cuda_launch_main(const mok_cuda_main_args *args, uint32_t blocks, void *stream) {
-    return mok::launch(true, mok::main_kernel, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, mok::smem_bytes, stream, *args);
+extern "C" int mok_cuda_launch_main(const mok_cuda_main_args *args, uint32_t blocks, void *stream)
+{
+    return mok::launch(true, mok::main_kernel, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, mok::smem_bytes,
+                       stream, *args);
 }
 
-static int mok_cuda_main_setup() {
+static int mok_cuda_main_setup()
+{
     return cudaFuncSetAttribute(mok::main_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
 }
 
-extern "C" int mok_cuda_kernels_setup(void) {
+extern "C" int mok_cuda_kernels_setup(void)
+{
     int r = mok_cuda_schedule_setup();
     return r ? r : mok_cuda_main_setup();
 }

@@ -10,13 +10,16 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-namespace mok {
+namespace mok
+{
 
-__device__ __forceinline__ uint32_t smem_address(const void *p) {
+__device__ __forceinline__ uint32_t smem_address(const void *p)
+{
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-__device__ __forceinline__ bool elect_one() {
+__device__ __forceinline__ bool elect_one()
+{
     uint32_t yes;
     asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(yes));
     return yes != 0;
@@ -24,25 +27,29 @@ __device__ __forceinline__ bool elect_one() {
 
 /* ---- clusters ---- */
 
-__device__ __forceinline__ uint32_t cluster_rank() {
+__device__ __forceinline__ uint32_t cluster_rank()
+{
     uint32_t r;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
 
-__device__ __forceinline__ void cluster_sync() {
+__device__ __forceinline__ void cluster_sync()
+{
     asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /* The same shared-memory address in block `rank` of the cluster. */
-__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank) {
+__device__ __forceinline__ uint32_t cluster_address(uint32_t address, uint32_t rank)
+{
     uint32_t r;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
     return r;
 }
 
 /* Shared memory of a block of the cluster. */
-__device__ __forceinline__ uint32_t load_cluster(uint32_t address) {
+__device__ __forceinline__ uint32_t load_cluster(uint32_t address)
+{
     uint32_t v;
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
     return v;
@@ -50,15 +57,18 @@ __device__ __forceinline__ uint32_t load_cluster(uint32_t address) {
 
 /* ---- mbarriers ---- */
 
-__device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count) {
+__device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count)
+{
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
-__device__ __forceinline__ void mbar_init_fence() {
+__device__ __forceinline__ void mbar_init_fence()
+{
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void mbar_arrive(uint32_t bar, uint32_t count = 1) {
+__device__ __forceinline__ void mbar_arrive(uint32_t bar, uint32_t count = 1)
+{
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(count) : "memory");
 }
 
@@ -66,21 +76,26 @@ __device__ __forceinline__ void mbar_arrive(uint32_t bar, uint32_t count = 1) {
  * `bar` is a cluster address. Relaxed: a release of cluster scope costs a full memory barrier a k-block. What the other
  * side may overwrite after this was read by finished wgmma or by loads whose values are in registers.
  */
-__device__ __forceinline__ void mbar_arrive_cluster(uint32_t bar) {
+__device__ __forceinline__ void mbar_arrive_cluster(uint32_t bar)
+{
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-__device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+__device__ __forceinline__ void mbar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
 }
 
 /* `bar` is a cluster address. */
-__device__ __forceinline__ void mbar_expect_cluster(uint32_t bar, uint32_t bytes) {
+__device__ __forceinline__ void mbar_expect_cluster(uint32_t bar, uint32_t bytes)
+{
     asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
 
-__device__ __forceinline__ bool mbar_try(uint32_t bar, uint32_t parity) {
+__device__ __forceinline__ bool mbar_try(uint32_t bar, uint32_t parity)
+{
     uint32_t done;
     asm volatile("{\n .reg .pred p;\n"
                  " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
@@ -93,11 +108,13 @@ __device__ __forceinline__ bool mbar_try(uint32_t bar, uint32_t parity) {
 
 /* ---- asynchronous copies ---- */
 
-__device__ __forceinline__ void tensormap_prefetch(const CUtensorMap *map) {
+__device__ __forceinline__ void tensormap_prefetch(const CUtensorMap *map)
+{
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-__device__ __forceinline__ void tma_load_2d(uint32_t dst, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y) {
+__device__ __forceinline__ void tma_load_2d(uint32_t dst, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y)
+{
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];" ::"r"(dst),
                  "l"(map), "r"(bar), "r"(x), "r"(y)
@@ -105,7 +122,8 @@ __device__ __forceinline__ void tma_load_2d(uint32_t dst, const CUtensorMap *map
 }
 
 __device__ __forceinline__ void tma_load_3d(uint32_t dst, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y,
-                                            int32_t z) {
+                                            int32_t z)
+{
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(dst),
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
@@ -114,64 +132,84 @@ __device__ __forceinline__ void tma_load_3d(uint32_t dst, const CUtensorMap *map
 
 /* To the same place in every block of `mask`; each gets the bytes on its own barrier. */
 __device__ __forceinline__ void tma_load_3d_multicast(uint32_t dst, const CUtensorMap *map, uint32_t bar, int32_t x,
-                                                      int32_t y, int32_t z, uint16_t mask) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
-        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(mask)
-        : "memory");
+                                                      int32_t y, int32_t z, uint16_t mask)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(mask)
+                 : "memory");
 }
 
 /* 16 bytes, or 16 zeros when `bytes` is 0. */
-__device__ __forceinline__ void cp_async_16(uint32_t dst, const void *src, uint32_t bytes) {
+__device__ __forceinline__ void cp_async_16(uint32_t dst, const void *src, uint32_t bytes)
+{
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
-template <int N>
-__device__ __forceinline__ void cp_async_wait() {
+template <int N> __device__ __forceinline__ void cp_async_wait()
+{
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 /* Writes 16 bytes into a block of the cluster and counts them on that block's barrier (both are cluster addresses). */
-__device__ __forceinline__ void store_async_16(uint32_t dst, uint4 v, uint32_t bar) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(dst),
-                 "r"(bar), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-                 : "memory");
+__device__ __forceinline__ void store_async_16(uint32_t dst, uint4 v, uint32_t bar)
+{
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(dst),
+        "r"(bar), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+        : "memory");
 }
 
-__device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
+__device__ __forceinline__ uint4 load_shared_16(uint32_t address)
+{
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
     return v;
 }
 
 /* ---- ordering ---- */
 
 /* Between ordinary and asynchronous (TMA, wgmma) accesses to shared memory. */
-__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_shared()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 /* The same for every memory. */
-__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
 
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t *p) {
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
+{
     uint32_t v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
 
-__device__ __forceinline__ uint32_t load_acquire_system(const uint32_t *p) {
+__device__ __forceinline__ uint32_t load_acquire_system(const uint32_t *p)
+{
     uint32_t v;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
 
-__device__ __forceinline__ void add_release(uint32_t *p, uint32_t v) {
+__device__ __forceinline__ void add_release(uint32_t *p, uint32_t v)
+{
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-__device__ __forceinline__ uint64_t timer_ns() {
+__device__ __forceinline__ uint64_t timer_ns()
+{
     uint64_t t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
     return t;
@@ -179,40 +217,50 @@ __device__ __forceinline__ uint64_t timer_ns() {
 
 /* ---- kernels that follow each other ---- */
 
-/* Waits for the kernels before this one in the stream; every block of every kernel does, so that order is transitive. */
-__device__ __forceinline__ void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/* Waits for the kernels before this one in the stream; every block of every kernel does, so that order is transitive.
+ */
+__device__ __forceinline__ void wait_for_previous_kernel()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 /* The next kernel may be launched once every block has said so or ended. */
-__device__ __forceinline__ void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void let_next_kernel_start()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 /* ---- registers and tiles ---- */
 
-template <int N>
-__device__ __forceinline__ void registers_raise() {
+template <int N> __device__ __forceinline__ void registers_raise()
+{
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-template <int N>
-__device__ __forceinline__ void registers_lower() {
+template <int N> __device__ __forceinline__ void registers_lower()
+{
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
 /* Four 8x8 BF16 matrices; lanes 8i..8i+7 give the row addresses of matrix i. */
-__device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                  "r"(c), "r"(d)
                  : "memory");
 }
 
 /* lo in the low half; round to nearest even. */
-__device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
+__device__ __forceinline__ uint32_t pack_bf16(float lo, float hi)
+{
     uint32_t r;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
     return r;
 }
 
 /* The same, computed anew: a compiler that keeps packed values for later runs out of registers. */
-__device__ __forceinline__ uint32_t pack_bf16_anew(float lo, float hi) {
+__device__ __forceinline__ uint32_t pack_bf16_anew(float lo, float hi)
+{
     uint32_t r;
     asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
     return r;

@@ -11,13 +11,15 @@
 #include "layout.h"
 #include "ptx.cuh"
 
-namespace {
+namespace
+{
 
 constexpr uint32_t threads = 128;
 constexpr uint32_t batch = 8; /* slots in flight */
 
-__device__ __forceinline__ void add_scaled(float (&sum)[8], uint4 v, float w) {
-    const uint32_t part[4] = {v.x, v.y, v.z, v.w};
+__device__ __forceinline__ void add_scaled(float (&sum)[8], uint4 v, float w)
+{
+    const uint32_t part[4] = { v.x, v.y, v.z, v.w };
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
         sum[2 * i] = __fadd_rn(sum[2 * i], __fmul_rn(w, __uint_as_float(part[i] << 16)));
@@ -25,7 +27,8 @@ __device__ __forceinline__ void add_scaled(float (&sum)[8], uint4 v, float w) {
     }
 }
 
-__global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__ mok_cuda_reduce_args a) {
+__global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__ mok_cuda_reduce_args a)
+{
     const uint32_t vectors = a.hidden / 8, column = blockIdx.y * threads + threadIdx.x;
     const uint64_t token = blockIdx.x;
     mok::let_next_kernel_start();
@@ -63,7 +66,8 @@ __global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__
 
 } // namespace
 
-extern "C" int mok_cuda_launch_reduce(const mok_cuda_reduce_args *args, void *stream) {
+extern "C" int mok_cuda_launch_reduce(const mok_cuda_reduce_args *args, void *stream)
+{
     if (args->tokens == 0)
         return 0;
     dim3 grid(args->tokens, (args->hidden / 8 + threads - 1) / threads);

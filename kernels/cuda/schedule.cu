@@ -4,8 +4,8 @@
  * of the local experts where it comes from and goes to, in canonical order (source rank, token, k), and the list of
  * tasks. Linear in the slots of all ranks; no atomic decides an order.
  *
- * One cluster makes the schedule: each block counts its share of the slots, reads its neighbours' counts, and writes its
- * rows; the first block meanwhile cuts experts into segments and orders their tasks, which all blocks then write.
+ * One cluster makes the schedule: each block counts its share of the slots, reads its neighbours' counts, and writes
+ * its rows; the first block meanwhile cuts experts into segments and orders their tasks, which all blocks then write.
  */
 #include <cuda_runtime.h>
 
@@ -13,19 +13,25 @@
 #include "layout.h"
 #include "ptx.cuh"
 
-namespace {
+namespace
+{
 
 constexpr uint32_t threads = 1024;
 constexpr uint32_t cluster_blocks = MOK_SCHEDULE_CLUSTER;
 
-__device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+__device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
 
 /* ---- PREPARE ---- */
 
-__global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a) {
+__global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a)
+{
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots; i += (uint64_t)gridDim.x * blockDim.x) {
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots;
+         i += (uint64_t)gridDim.x * blockDim.x) {
         int32_t id = a.ids[i];
         a.sym_ids[i] = id;
         a.sym_weight[i] = a.weight[i];
@@ -36,10 +42,12 @@ __global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a) 
 
 /* ---- the context, but for the ring ---- */
 
-__global__ void save_kernel(const __grid_constant__ mok_cuda_save_args a) {
+__global__ void save_kernel(const __grid_constant__ mok_cuda_save_args a)
+{
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots; i += (uint64_t)gridDim.x * blockDim.x) {
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots;
+         i += (uint64_t)gridDim.x * blockDim.x) {
         a.to_ids[i] = a.ids[i];
         a.to_weight[i] = a.weight[i];
     }
@@ -56,7 +64,8 @@ struct slot_walk {
     uint32_t rank;
 
     /* The rank that holds slot f; f only grows from call to call. */
-    __device__ uint32_t find(const mok_cuda_schedule_args &a, uint64_t f) {
+    __device__ uint32_t find(const mok_cuda_schedule_args &a, uint64_t f)
+    {
         while (f >= a.slot_first[rank + 1])
             rank++;
         return rank;
@@ -64,7 +73,8 @@ struct slot_walk {
 };
 
 /* Local expert of slot f, or -1. */
-__device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a, uint32_t rank, uint64_t f) {
+__device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a, uint32_t rank, uint64_t f)
+{
     int32_t e = __ldcg(a.ids[rank] + (f - a.slot_first[rank])) - (int32_t)a.first_expert;
     return e >= 0 && e < (int32_t)a.local_experts ? e : -1;
 }
@@ -81,17 +91,20 @@ struct scan_shared {
     uint16_t before[threads / 32][few_experts]; /* rows of the round in earlier warps */
     mok_cuda_chunk near[near_chunks];
     /* order_at_once: before each expert, and in all */
-    uint32_t live[MOK_MAX_EXPERTS + 1], units[MOK_MAX_EXPERTS + 1], gate_ups[MOK_MAX_EXPERTS + 1], downs[MOK_MAX_EXPERTS + 1];
+    uint32_t live[MOK_MAX_EXPERTS + 1], units[MOK_MAX_EXPERTS + 1], gate_ups[MOK_MAX_EXPERTS + 1],
+        downs[MOK_MAX_EXPERTS + 1];
     uint16_t chunk[MOK_MAX_EXPERTS];
     uint16_t chunk_first[MOK_MAX_EXPERTS + 1]; /* expert */
     uint32_t chunks;
 };
 
-__device__ __forceinline__ mok_cuda_chunk &chunk_at(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t i) {
+__device__ __forceinline__ mok_cuda_chunk &chunk_at(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t i)
+{
     return i < near_chunks ? s.near[i] : a.chunks[i];
 }
 
-__device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles) {
+__device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles)
+{
     uint32_t tail = rows % MOK_UNIT_ROWS;
     bool single = tail != 0 && tail <= MOK_TILE_M;
     uint32_t pairs = div_up(rows, MOK_UNIT_ROWS) - single;
@@ -99,8 +112,8 @@ __device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles) {
 }
 
 /* One warp: exclusive sums of value(e) over the local experts, and their total behind the last. */
-template <class Value>
-__device__ void scan_experts(const mok_cuda_schedule_args &a, uint32_t *to, Value value) {
+template <class Value> __device__ void scan_experts(const mok_cuda_schedule_args &a, uint32_t *to, Value value)
+{
     const uint32_t lane = threadIdx.x % 32;
     uint32_t run = 0;
     for (uint32_t e0 = 0; e0 < a.local_experts; e0 += 32) {
@@ -118,12 +131,14 @@ __device__ void scan_experts(const mok_cuda_schedule_args &a, uint32_t *to, Valu
 }
 
 /* Whether a chunk of `units` is closed before `more` units of the next expert. */
-__device__ __forceinline__ bool chunk_ends(uint32_t units, uint32_t more, uint32_t per_chunk) {
+__device__ __forceinline__ bool chunk_ends(uint32_t units, uint32_t more, uint32_t per_chunk)
+{
     return units != 0 && (units + more > 2 * per_chunk || 4 * units >= 3 * per_chunk);
 }
 
 /* One thread: which experts make up a chunk. */
-__device__ void group_experts(const mok_cuda_schedule_args &a, scan_shared &s) {
+__device__ void group_experts(const mok_cuda_schedule_args &a, scan_shared &s)
+{
     uint32_t chunk = 0, units = 0;
 #pragma unroll 8
     for (uint32_t e = 0; e < a.local_experts; e++) {
@@ -146,7 +161,8 @@ __device__ void group_experts(const mok_cuda_schedule_args &a, scan_shared &s) {
  * two chunks' units stays whole unless the ring ends in it.
  * Segments are only written here: reading them back would cost a trip to memory each.
  */
-__device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s) {
+__device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s)
+{
     const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), upc = a.units_per_chunk;
     uint32_t row64 = 0, macrobatch = 0, border64 = ring64, segments = 0, chunks = 0, units_in_chunk = 0;
     uint64_t total = 0;
@@ -167,8 +183,9 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
                 units_in_chunk = 0;
             }
             c.macrobatch = macrobatch;
-            a.segments[segments++] = {row64,  row64 + ring64 - border64, rows,      e, macrobatch, chunks,
-                                      c.pulls, c.gate_ups,               c.downs};
+            a.segments[segments++] = {
+                row64, row64 + ring64 - border64, rows, e, macrobatch, chunks, c.pulls, c.gate_ups, c.downs
+            };
             c.pulls += a.ep > 1 ? n : 0;
             c.gate_ups += tasks_of(rows, a.gate_up_tiles);
             c.downs += tasks_of(rows, a.down_tiles);
@@ -180,7 +197,7 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
     if (units_in_chunk != 0)
         chunk_at(a, s, chunks++) = c;
     if (a.shared_tokens > 0)
-        a.segments[segments++] = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, chunks, 0, 0, 0};
+        a.segments[segments++] = { a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, chunks, 0, 0, 0 };
     a.head->rows = total;
     a.head->padded_rows = (uint64_t)row64 * 64;
     a.head->segments = segments;
@@ -193,10 +210,12 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
  * i's down comes after chunk i + 1's gate/up, so that a task that waits finds the work it waits for well under way.
  * The shared expert goes first and covers the first fetch. One thread.
  */
-__device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t chunks) {
+__device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t chunks)
+{
     bool shared_left = a.shared_tokens > 0;
     uint32_t next = 0;
-    mok_cuda_chunk shared = {0, tasks_of(a.shared_tokens, a.shared_gate_up_tiles), tasks_of(a.shared_tokens, a.down_tiles)};
+    mok_cuda_chunk shared = { 0, tasks_of(a.shared_tokens, a.shared_gate_up_tiles),
+                              tasks_of(a.shared_tokens, a.down_tiles) };
     auto take = [&](uint32_t count) {
         next += count;
         return next - count;
@@ -224,7 +243,7 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
             }
         }
         constexpr uint32_t warps = MOK_CONSUMER_WARPS * MOK_CLUSTER;
-        a.macrobatches[macrobatch] = {gate_ups * warps, downs * warps, 0, 0};
+        a.macrobatches[macrobatch] = { gate_ups * warps, downs * warps, 0, 0 };
     }
     if (shared_left) {
         shared.first_gate_up = take(shared.gate_ups);
@@ -239,10 +258,11 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
 }
 
 /*
- * The same segments, chunks and order by all threads of a block, for the usual case: one macrobatch, and no expert of more
- * than two chunks. False, and nothing done, in any other.
+ * The same segments, chunks and order by all threads of a block, for the usual case: one macrobatch, and no expert of
+ * more than two chunks. False, and nothing done, in any other.
  */
-__device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s) {
+__device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s)
+{
     const uint32_t experts = a.local_experts, warp = threadIdx.x / 32;
     const uint32_t padded64 = s.row64[experts];
     bool large = (uint64_t)padded64 * 64 > a.ring_rows;
@@ -273,8 +293,15 @@ __device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s) {
     for (uint32_t e = threadIdx.x; e < experts; e += threads)
         if (s.rows[e] != 0) {
             uint32_t f = s.chunk_first[s.chunk[e]];
-            a.segments[s.live[e]] = {s.row64[e], s.row64[e], s.rows[e], e, 0, s.chunk[e], s.units[e] - s.units[f],
-                                     s.gate_ups[e] - s.gate_ups[f], s.downs[e] - s.downs[f]};
+            a.segments[s.live[e]] = { s.row64[e],
+                                      s.row64[e],
+                                      s.rows[e],
+                                      e,
+                                      0,
+                                      s.chunk[e],
+                                      s.units[e] - s.units[f],
+                                      s.gate_ups[e] - s.gate_ups[f],
+                                      s.downs[e] - s.downs[f] };
         }
     /* tasks before chunk c, of each kind; see order_tasks for what comes after what */
     const uint32_t n = s.chunks;
@@ -300,8 +327,8 @@ __device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s) {
         shared.first_down = s.units[first_of(2)] + s.gate_ups[first_of(1)] + shared_gate_ups;
         a.chunks[n] = shared;
         if (a.shared_tokens > 0)
-            a.segments[segments++] = {a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, n, 0, 0, 0};
-        a.macrobatches[0] = {s.gate_ups[experts] * warps, s.downs[experts] * warps, 0, 0};
+            a.segments[segments++] = { a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, n, 0, 0, 0 };
+        a.macrobatches[0] = { s.gate_ups[experts] * warps, s.downs[experts] * warps, 0, 0 };
         a.head->segments = segments;
         a.head->tasks = s.units[experts] + s.gate_ups[experts] + s.downs[experts] + shared_gate_ups + shared_downs;
         a.head->macrobatches = n ? 1 : 0;
@@ -312,11 +339,12 @@ __device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s) {
 }
 
 /* Counts this block's slots [begin, end) of each local expert. */
-__device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end) {
+__device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end)
+{
     for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
         s.count[e] = 0;
     __syncthreads();
-    slot_walk walk = {0};
+    slot_walk walk = { 0 };
     for (uint64_t f0 = begin; f0 < end; f0 += threads) {
         uint64_t f = f0 + threadIdx.x;
         int32_t e = f < end ? local_expert(a, walk.find(a, f), f) : -1;
@@ -327,7 +355,8 @@ __device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uin
 }
 
 /* From all blocks' counts to each expert's rows, and where this block's rows of it begin. */
-__device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t block) {
+__device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t block)
+{
     for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads) {
         uint32_t before = 0, rows = 0;
         for (uint32_t b = 0; b < cluster_blocks; b++) {
@@ -348,7 +377,8 @@ __device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uin
 
 /* Task number i of a segment with `pairs` full units and perhaps a single one, `tiles` column tiles. */
 __device__ void find_task(uint32_t i, uint32_t pairs, uint32_t single, uint32_t tiles, uint32_t &unit, uint32_t &column,
-                          bool &is_single) {
+                          bool &is_single)
+{
     uint32_t group = 2 * pairs + single, j = i / group, r = i % group;
     uint32_t columns = 2 * j + 1 == tiles ? 1 : 2;
     is_single = r >= columns * pairs;
@@ -357,7 +387,8 @@ __device__ void find_task(uint32_t i, uint32_t pairs, uint32_t single, uint32_t 
 }
 
 /* One warp writes a segment's tasks. */
-__device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_segment &g, uint32_t lane) {
+__device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_segment &g, uint32_t lane)
+{
     const bool shared = g.expert >> 31;
     const uint32_t expert = g.expert & 0x7fffffffu, tail = g.rows % MOK_UNIT_ROWS;
     const uint32_t single = tail != 0 && tail <= MOK_TILE_M;
@@ -366,9 +397,9 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
     auto put = [&](uint32_t index, mok_cuda_task_type type, uint32_t unit, uint32_t column, bool is_single) {
         uint32_t rows = min(MOK_UNIT_ROWS, g.rows - unit * MOK_UNIT_ROWS);
         uint32_t skip = unit * (MOK_UNIT_ROWS / 64);
-        mok_cuda_task t = {g.row64 + skip, g.ring64 + skip, column | expert << 16,
-                           (rows - 1) | (uint32_t)type << 8 | (uint32_t)is_single << 10 | (uint32_t)shared << 11 |
-                               g.macrobatch << 12};
+        mok_cuda_task t = { g.row64 + skip, g.ring64 + skip, column | expert << 16,
+                            (rows - 1) | (uint32_t)type << 8 | (uint32_t)is_single << 10 | (uint32_t)shared << 11 |
+                                g.macrobatch << 12 };
         a.tasks[index] = t;
     };
     if (a.ep > 1 && !shared)
@@ -376,7 +407,8 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
             put(at.first_pull + g.pull + i, MOK_TASK_PULL, i, 0, i >= pairs);
     for (int down = 0; down < 2; down++) {
         uint32_t tiles = down ? a.down_tiles : shared ? a.shared_gate_up_tiles : a.gate_up_tiles;
-        uint32_t count = pairs * tiles + single * div_up(tiles, 2), first = down ? at.first_down + g.down : at.first_gate_up + g.gate_up;
+        uint32_t count = pairs * tiles + single * div_up(tiles, 2),
+                 first = down ? at.first_down + g.down : at.first_gate_up + g.gate_up;
         for (uint32_t i = lane; i < count; i += 32) {
             uint32_t unit, column;
             bool is_single;
@@ -396,7 +428,9 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
  * For each thread with an expert (e >= 0) the number of its row among this block's rows of that expert: rows of earlier
  * rounds, then of earlier warps, then of earlier lanes (`peers`: the lanes of the warp with the same expert).
  */
-__device__ uint32_t place_few(const mok_cuda_schedule_args &a, scan_shared &s, int32_t e, uint32_t peers, uint32_t before) {
+__device__ uint32_t place_few(const mok_cuda_schedule_args &a, scan_shared &s, int32_t e, uint32_t peers,
+                              uint32_t before)
+{
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     __syncthreads(); /* the round before has read */
     for (uint32_t i = lane; i < a.local_experts; i += 32)
@@ -421,7 +455,8 @@ __device__ uint32_t place_few(const mok_cuda_schedule_args &a, scan_shared &s, i
     return e >= 0 ? s.round_first[e] + s.before[warp][e] + before : 0;
 }
 
-__device__ uint32_t place_many(scan_shared &s, int32_t e, uint32_t peers, uint32_t before) {
+__device__ uint32_t place_many(scan_shared &s, int32_t e, uint32_t peers, uint32_t before)
+{
     uint32_t first = 0;
     for (uint32_t w = 0; w < threads / 32; w++) { /* warps in turn */
         __syncthreads();
@@ -436,9 +471,10 @@ __device__ uint32_t place_many(scan_shared &s, int32_t e, uint32_t peers, uint32
 }
 
 /* Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. */
-__device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end) {
+__device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end)
+{
     const uint32_t lane = threadIdx.x % 32;
-    slot_walk walk = {0};
+    slot_walk walk = { 0 };
     for (uint64_t f0 = begin; f0 < end; f0 += threads) {
         uint64_t f = f0 + threadIdx.x;
         uint32_t rank = 0;
@@ -448,7 +484,8 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
             e = local_expert(a, rank, f);
         }
         uint32_t peers = __match_any_sync(~0u, e), before = __popc(peers & ((1u << lane) - 1));
-        uint32_t place = a.local_experts <= few_experts ? place_few(a, s, e, peers, before) : place_many(s, e, peers, before);
+        uint32_t place =
+            a.local_experts <= few_experts ? place_few(a, s, e, peers, before) : place_many(s, e, peers, before);
         if (e < 0)
             continue;
         uint64_t row = (uint64_t)s.row64[e] * 64 + place, slot = f - a.slot_first[rank];
@@ -458,7 +495,8 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
 }
 
 __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads, 1)
-    schedule_kernel(const __grid_constant__ mok_cuda_schedule_args a) {
+    schedule_kernel(const __grid_constant__ mok_cuda_schedule_args a)
+{
     extern __shared__ uint8_t smem[];
     scan_shared &s = *reinterpret_cast<scan_shared *>(smem);
     const uint32_t block = mok::cluster_rank();
@@ -481,29 +519,35 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
         order_tasks(a, s, cut_segments(a, s));
     fill_rows(a, s, begin, end);
     mok::cluster_sync(); /* the segments and their chunks are there; no block is gone while another reads its counts */
-    for (uint32_t g = block * (threads / 32) + threadIdx.x / 32; g < a.head->segments; g += cluster_blocks * (threads / 32))
+    for (uint32_t g = block * (threads / 32) + threadIdx.x / 32; g < a.head->segments;
+         g += cluster_blocks * (threads / 32))
         fill_segment(a, a.segments[g], threadIdx.x % 32);
 }
 
 } // namespace
 
-static dim3 blocks_for(uint64_t items) {
+static dim3 blocks_for(uint64_t items)
+{
     uint64_t blocks = (items + 255) / 256;
     return dim3(blocks < 1 ? 1 : blocks < 1024 ? blocks : 1024);
 }
 
-extern "C" int mok_cuda_launch_prepare(const mok_cuda_prepare_args *args, void *stream) {
+extern "C" int mok_cuda_launch_prepare(const mok_cuda_prepare_args *args, void *stream)
+{
     return mok::launch(true, prepare_kernel, blocks_for(args->slots), 256, 0, stream, *args);
 }
 
-extern "C" int mok_cuda_launch_save(const mok_cuda_save_args *args, void *stream) {
+extern "C" int mok_cuda_launch_save(const mok_cuda_save_args *args, void *stream)
+{
     return mok::launch(true, save_kernel, blocks_for(args->slots), 256, 0, stream, *args);
 }
 
-extern "C" int mok_cuda_launch_schedule(const mok_cuda_schedule_args *args, void *stream) {
+extern "C" int mok_cuda_launch_schedule(const mok_cuda_schedule_args *args, void *stream)
+{
     return mok::launch(true, schedule_kernel, dim3(cluster_blocks), threads, sizeof(scan_shared), stream, *args);
 }
 
-extern "C" int mok_cuda_schedule_setup(void) {
+extern "C" int mok_cuda_schedule_setup(void)
+{
     return cudaFuncSetAttribute(schedule_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(scan_shared));
 }
