@@ -135,8 +135,9 @@ int mok_group_leave(mok_group *group);
 /**
  * Allocates `bytes` (> 0) of symmetric memory; collective: every rank asks for the same size in the same order.
  * Zeroed. `timeout_ms` until all ranks have asked; 0: waits for ever.
- * Errors: MOK_EMISMATCH (sizes differ; all ranks get it), MOK_EQUOTA, MOK_ENOMEM, MOK_ETIMEDOUT, MOK_EPEER, MOK_EFDS this process can take no more descriptors. On a CUDA device also MOK_ENOTSUP libcuda.so.1 is not here or too
- * old; MOK_ENODEV the process does not see the GPU; MOK_ESHARING CUDA runs in this process without the MPS that mokd's
+ * Errors: MOK_EMISMATCH (sizes differ; all ranks get it), MOK_EQUOTA, MOK_ENOMEM, MOK_ETIMEDOUT, MOK_EPEER, MOK_EFDS
+ * this process can take no more descriptors. On a CUDA device also MOK_ENOTSUP libcuda.so.1 is not here or too old;
+ * MOK_ENODEV the process does not see the GPU; MOK_ESHARING CUDA runs in this process without the MPS that mokd's
  * workers run under (the sentence has the remedy); MOK_EDEVICE.
  */
 int mok_buffer_alloc_symmetric(mok_group *group, uint64_t bytes, uint64_t timeout_ms, mok_buffer **ret_buffer);
