@@ -9,6 +9,8 @@
 #include "mok/ring_abi.h"
 #include "names.h"
 
+#define QUEUE_DESCRIPTORS 4u
+
 /* ------------------------------------------------------------------ the object */
 
 static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_device *device)
@@ -29,6 +31,7 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
 
 static void queue_free(struct mokd_queue *queue)
 {
+    mokd_user_give_descriptors(queue->session->user, QUEUE_DESCRIPTORS);
     queue->session->ops_done += queue->ops_done;
     TAILQ_REMOVE(&queue->session->queues, queue, link);
     TAILQ_REMOVE(&queue->device->queues, queue, device_link);
@@ -144,11 +147,14 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
     struct mokd_error error = { 0 };
     struct mokd_device *device = NULL;
 
-    if (check_open(session, request, &device, &error) < 0) {
+    if (check_open(session, request, &device, &error) < 0 ||
+        mokd_user_take_descriptors(session->user, QUEUE_DESCRIPTORS, &error) < 0) {
         mokd_session_refuse(session, id, &error);
         return;
     }
     struct mokd_queue *queue = queue_new(session, device);
+    if (!queue)
+        mokd_user_give_descriptors(session->user, QUEUE_DESCRIPTORS);
     int r = queue ? mok_queue_create(request->entries, request->initial_counter, &queue->ring) : -MOK_ENOMEM;
     if (r < 0) {
         if (queue)

@@ -141,15 +141,28 @@ static void watch_signal(struct mokd_server *server, uv_signal_t *handle, int nu
 }
 
 /* Every buffer, queue and connection holds descriptors, and the soft limit is made for programs that use select(). */
-static void raise_descriptor_limit(void)
+static rlim_t raise_descriptor_limit(void)
 {
     struct rlimit limit;
 
-    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == limit.rlim_max)
-        return;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return 1024;
+    rlim_t before = limit.rlim_cur;
+    if (limit.rlim_cur == limit.rlim_max)
+        return before;
     limit.rlim_cur = limit.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
-        mok_log(MOK_LOG_WARNING, "server", "descriptor limit not raised", "error=\"%s\"", strerror(errno));
+    if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
+        return limit.rlim_cur;
+    mok_log(MOK_LOG_WARNING, "server", "descriptor limit not raised", "error=\"%s\"", strerror(errno));
+    return before;
+}
+
+/* Half for any one user, so that he alone cannot turn the others away. */
+static uint32_t descriptor_share(void)
+{
+    rlim_t limit = raise_descriptor_limit();
+
+    return limit / 2 < UINT32_MAX ? (uint32_t)(limit / 2) : UINT32_MAX;
 }
 
 static int start_devices(struct mokd_server *server, const char *worker, struct mokd_error *error)
@@ -172,7 +185,7 @@ static int start(struct mokd_server *server, const char *socket, const char *wor
 {
     struct mokd_error error = { 0 };
 
-    raise_descriptor_limit();
+    server->descriptor_share = descriptor_share();
     int r = 0;
     if (getrandom(server->boot_id, sizeof(server->boot_id), 0) != sizeof(server->boot_id))
         r = mokd_error_set(&error, -MOK_EIO, "no random bytes");

@@ -44,6 +44,7 @@ struct mokd_server {
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
     uint64_t started_ns;
+    uint32_t descriptor_share; /* of mokd's descriptors, what one user's buffers, layers and queues may hold */
     uint64_t last_session;
     uint32_t last_id; /* of queues, groups, buffers and layers */
     uint64_t errors;  /* requests refused, sessions ended by us, workers lost */

@@ -60,9 +60,14 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
         return mokd_error_set(error, -MOK_ENOMEM,
                               "bytes = %" PRIu64 ": device %s has %" PRIu64 " bytes, %" PRIu64 " of them in use", bytes,
                               device->config->name, device->config->memory, device->memory_used);
+    int r = mokd_user_take_descriptors(user, 1, error);
+    if (r < 0)
+        return r;
     struct mokd_storage *storage = calloc(1, sizeof(*storage));
-    if (!storage)
+    if (!storage) {
+        mokd_user_give_descriptors(user, 1);
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    }
     storage->user = mokd_user_hold(user);
     storage->device = device;
     storage->bytes = bytes;
@@ -77,6 +82,7 @@ static void discharge(struct mokd_storage *storage)
 {
     storage->user->bytes_used -= storage->bytes;
     storage->device->memory_used -= taken_bytes(storage->device, storage->bytes);
+    mokd_user_give_descriptors(storage->user, 1);
     mokd_user_unref(storage->user);
     free(storage);
 }

@@ -79,3 +79,20 @@ void mokd_user_unref(struct mokd_user *user)
     TAILQ_REMOVE(&user->server->users, user, link);
     free(user);
 }
+
+int mokd_user_take_descriptors(struct mokd_user *user, uint32_t count, struct mokd_error *error)
+{
+    uint32_t share = user->server->descriptor_share;
+
+    if (count > share || user->descriptors_used > share - count)
+        return mokd_error_set(error, -MOK_EQUOTA,
+                              "descriptors = %u: user %s may hold %u of mokd's with buffers, layers and queues and holds %u",
+                              count, user->name, share, user->descriptors_used);
+    user->descriptors_used += count;
+    return 0;
+}
+
+void mokd_user_give_descriptors(struct mokd_user *user, uint32_t count)
+{
+    user->descriptors_used -= count;
+}

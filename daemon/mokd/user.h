@@ -3,6 +3,7 @@
 #ifndef MOKD_USER_H
 #define MOKD_USER_H
 
+#include "error.h"
 #include "server.h"
 
 struct mokd_fill;
@@ -16,6 +17,7 @@ struct mokd_user {
     unsigned refs;
     uint64_t bytes_used;
     uint32_t sessions_used;
+    uint32_t descriptors_used; /* of mokd's, by his buffers, layers and queues */
     unsigned fills; /* allocations under way, storage.c */
     TAILQ_HEAD(, mokd_fill) waiting_fills;
     uint32_t strangers; /* connections that are no session: before Hello, and observers */
@@ -26,5 +28,9 @@ struct mokd_user *mokd_user_ref(struct mokd_server *server, uid_t uid);
 /* Another reference to it, which cannot fail. */
 struct mokd_user *mokd_user_hold(struct mokd_user *user);
 void mokd_user_unref(struct mokd_user *user); /* NULL is fine */
+
+/* Before mokd opens `count` descriptors for the user; give them back when they are closed. -MOK_EQUOTA. */
+int mokd_user_take_descriptors(struct mokd_user *user, uint32_t count, struct mokd_error *error);
+void mokd_user_give_descriptors(struct mokd_user *user, uint32_t count);
 
 #endif

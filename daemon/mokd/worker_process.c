@@ -82,9 +82,9 @@ static void send_failed(struct mokd_worker *worker, struct request *request, int
     TAILQ_REMOVE(&worker->requests, request, link);
     snprintf(text, sizeof(text), "the request to the worker could not be sent (code %d)", code);
     answer(request, code, text, NULL, NULL);
-    /* Descriptors are only with requests that begin something: that one does not begin. Without any other request
-     * mokd and the worker would no longer agree on what there is. */
-    if (!carries_fds)
+    /* Descriptors are only with requests that begin something: that one does not begin. One that is too large is its
+     * client's affair. Without any other request mokd and the worker would no longer agree on what there is. */
+    if (!carries_fds && code != -MOK_ESIZE)
         mokd_worker_kill(worker, text);
 }
 

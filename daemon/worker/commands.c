@@ -66,6 +66,8 @@ static bool queue_unlink(struct dispatcher *d, struct worker_queue *queue)
     }
     if (d->turn == queue)
         d->turn = queue->next;
+    if (d->stats_turn == queue)
+        d->stats_turn = queue->next;
     layers_each(d, layer)
     {
         if (layer->queue == queue)
@@ -251,17 +253,23 @@ static bool group_unlink(struct dispatcher *d, struct worker_group *group)
 
 /* ------------------------------------------------------------------ questions */
 
+/* As many queues as an answer holds; the next one goes on behind the last of this one. */
 static void stats(struct dispatcher *d, struct dispatcher_command *command)
 {
+    struct worker_queue *queue = d->stats_turn ? d->stats_turn : d->queues, *first = queue;
+
     command->stats.ops_done = d->ops_done;
     command->stats.device_ns = d->device_ns;
     command->stats.errors = d->errors;
-    for (struct worker_queue *queue = d->queues; queue && command->stats.count < command->stats.capacity;
-         queue = queue->next) {
+    while (queue && command->stats.count < command->stats.capacity) {
         command->stats.queue[command->stats.count++] = (struct dispatcher_queue_stats){ .queue = queue->id,
                                                                                         .ops_done = queue->ops_done,
                                                                                         .device_ns = queue->device_ns };
+        queue = queue->next ? queue->next : d->queues;
+        if (queue == first)
+            break;
     }
+    d->stats_turn = queue;
 }
 
 static int op_query(struct dispatcher_command *command)

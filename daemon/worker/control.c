@@ -217,14 +217,18 @@ static void receive(struct control *c)
     struct mok_wire_fds fds = MOK_WIRE_FDS_INIT;
     ProtobufCMessage *message;
 
-    int r = mok_wire_recv(c->fd, &mok__worker_request__descriptor, &message, &fds);
+    int r = mok_wire_recv_lossy(c->fd, &mok__worker_request__descriptor, &message, &fds);
     if (r == -MOK_EAGAIN)
         return;
     if (r <= 0) {
         orphaned(c, r);
         return;
     }
-    control_handle(c, (const Mok__WorkerRequest *)message, &fds);
+    const Mok__WorkerRequest *request = (const Mok__WorkerRequest *)message;
+    if (r == 2) /* only requests that begin something carry any: this one does not begin, all others go on */
+        control_reply(c, request->id, -MOK_EFDS, "descriptors: the worker is at its limit");
+    else
+        control_handle(c, request, &fds);
     mok_wire_fds_close(&fds);
     mok_wire_free(message);
 }

@@ -37,6 +37,7 @@ struct dispatcher {
     struct worker_tables tables;
     struct worker_queue *queues; /* all that are linked, by `next` */
     struct worker_queue *turn;   /* whose submissions are taken first next time */
+    struct worker_queue *stats_turn; /* of whose numbers the next answer begins */
     struct worker_layer *active; /* layers that have operations */
     struct fair_share share;
     struct worker_layer *running; /* its first operation has the engine */

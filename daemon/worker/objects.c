@@ -133,8 +133,8 @@ int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds 
     group->rank = request->rank;
     group->weight = request->weight;
     group->session = request->session;
-    for (uint32_t i = 0; i < group->size; i++)
-        group->bell[i] = mok_wire_fds_take(fds, i);
+    for (uint32_t i = 0; i < group->size; i++) /* nobody rings himself */
+        group->bell[i] = i == group->rank ? -1 : mok_wire_fds_take(fds, i);
     *ret = group;
     return 0;
 }

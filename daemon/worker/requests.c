@@ -241,9 +241,12 @@ static int layer_close(struct control *c, const Mok__WorkerLayerClose *request, 
 
 /* ------------------------------------------------------------------ questions */
 
+/* Queues in one answer: at 30 bytes each at most, half a packet. */
+#define STATS_QUEUES 1000u
+
 static int ping(struct control *c, struct dispatcher_command *command)
 {
-    size_t capacity = c->tables.queues.count;
+    size_t capacity = c->tables.queues.count < STATS_QUEUES ? c->tables.queues.count : STATS_QUEUES;
 
     command->stats.queue = calloc(capacity ? capacity : 1, sizeof(*command->stats.queue));
     if (!command->stats.queue)

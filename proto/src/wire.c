@@ -151,6 +151,38 @@ static void budget_free(void *data, void *memory)
     free(memory);
 }
 
+static void strip(ProtobufCMessage *message);
+
+static void strip_field(ProtobufCMessage *message, const ProtobufCFieldDescriptor *field)
+{
+    char *member = (char *)message + field->offset;
+
+    if (field->type != PROTOBUF_C_TYPE_MESSAGE)
+        return;
+    if (field->label == PROTOBUF_C_LABEL_REPEATED) {
+        size_t count = *(size_t *)(void *)((char *)message + field->quantifier_offset);
+        for (size_t i = 0; i < count; i++)
+            strip((*(ProtobufCMessage ***)(void *)member)[i]);
+        return;
+    }
+    bool chosen = !(field->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) ||
+                  *(uint32_t *)(void *)((char *)message + field->quantifier_offset) == field->id;
+    if (chosen && *(ProtobufCMessage **)(void *)member)
+        strip(*(ProtobufCMessage **)(void *)member);
+}
+
+/* A newer peer's fields are ignored, not kept: what is passed on must be what was checked. */
+static void strip(ProtobufCMessage *message)
+{
+    for (unsigned i = 0; i < message->n_unknown_fields; i++)
+        free(message->unknown_fields[i].data);
+    free(message->unknown_fields);
+    message->n_unknown_fields = 0;
+    message->unknown_fields = NULL;
+    for (unsigned i = 0; i < message->descriptor->n_fields; i++)
+        strip_field(message, &message->descriptor->fields[i]);
+}
+
 int mok_wire_unpack(const ProtobufCMessageDescriptor *type, const void *bytes, size_t size,
                     ProtobufCMessage **ret_message)
 {
@@ -162,6 +194,7 @@ int mok_wire_unpack(const ProtobufCMessageDescriptor *type, const void *bytes, s
     ProtobufCMessage *message = protobuf_c_message_unpack(type, &allocator, size, bytes);
     if (!message)
         return budget.no_memory ? -MOK_ENOMEM : -MOK_EPROTO;
+    strip(message);
     *ret_message = message;
     return 0;
 }

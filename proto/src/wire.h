@@ -60,7 +60,7 @@ int mok_wire_recv_lossy(int fd, const ProtobufCMessageDescriptor *type, Protobuf
                         struct mok_wire_fds *ret_fds);
 void mok_wire_free(ProtobufCMessage *message); /* NULL is fine */
 
-/* The part of receiving that has no socket. -MOK_EPROTO, -MOK_ENOMEM. */
+/* The part of receiving that has no socket. Fields that this version does not know are dropped. -MOK_EPROTO, -MOK_ENOMEM. */
 int mok_wire_unpack(const ProtobufCMessageDescriptor *type, const void *bytes, size_t size,
                     ProtobufCMessage **ret_message);
 

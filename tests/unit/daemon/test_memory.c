@@ -177,6 +177,26 @@ static void a_user_has_no_more_than_his_limits(void **state)
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
+/* 96 descriptors: 48 of them for one user, however small his buffers are. */
+static void one_user_cannot_take_all_descriptors(void **state)
+{
+    struct daemon daemon;
+    struct client hog, other;
+
+    (void)state;
+    daemon_start(&daemon, NULL, 96);
+    client_open(&hog, &daemon);
+    for (int i = 0; i < 48; i++)
+        client_buffer(&hog, 0, 1);
+    expect_refused(&hog, 0, 0, 1, -MOK_EQUOTA, "may hold 48 of mokd's");
+    client_open(&other, &daemon); /* a connection still gets in */
+    client_close(&hog);
+    client_expect_bytes(&other, 0);
+    client_buffer(&other, 0, 1); /* and what was closed is given back */
+    client_close(&other);
+    assert_int_equal(daemon_stop(&daemon), 0);
+}
+
 static void a_worker_that_cannot_map_makes_the_allocation_fail_without_a_trace(void **state)
 {
     struct daemon daemon;
@@ -376,6 +396,7 @@ int main(void)
         test(sizes_and_devices_that_are_not_there_are_refused),
         test(a_device_hands_out_no_more_than_it_has),
         cmocka_unit_test(a_user_has_no_more_than_his_limits),
+        cmocka_unit_test(one_user_cannot_take_all_descriptors),
         cmocka_unit_test(a_worker_that_cannot_map_makes_the_allocation_fail_without_a_trace),
         cmocka_unit_test(a_buffer_in_use_stays),
         test(a_symmetric_buffer_has_one_id_and_a_copy_a_rank),

@@ -202,6 +202,33 @@ static void garbage_is_refused(void **state)
     assert_int_equal(recv_and_drop(link->b, NULL), -MOK_EPROTO);
 }
 
+/* Unknown fields at the top, in a message of a oneof and in a message within: what is sent on is what was understood. */
+static void fields_of_a_newer_peer_are_dropped_at_every_depth(void **state)
+{
+    const uint8_t bytes[] = {
+        0x08, 0x01,             /* id = 1 */
+        0x62, 0x0e,             /* layer_bind */
+        0x08, 0x07,             /*     layer = 7 */
+        0x12, 0x07,             /*     params */
+        0x0a, 0x02, 0x08, 0x05, /*         gate: buffer = 5 */
+        0xf2, 0x7d, 0x00,       /*         field 2014, "" */
+        0x92, 0x3f, 0x00,       /*     field 1010, "" */
+        0xfa, 0x7d, 0x00,       /* field 2015, "" */
+    };
+    struct link *link = *state;
+    ProtobufCMessage *message = NULL;
+
+    send_raw(link->a, bytes, sizeof(bytes));
+    assert_int_equal(mok_wire_recv(link->b, &mok__request__descriptor, &message, NULL), 1);
+    const Mok__Request *request = (const Mok__Request *)message;
+    assert_int_equal(request->body_case, MOK__REQUEST__BODY_LAYER_BIND);
+    assert_int_equal(request->layer_bind->params->gate->buffer, 5);
+    assert_int_equal(request->base.n_unknown_fields, 0);
+    assert_int_equal(request->layer_bind->base.n_unknown_fields, 0);
+    assert_int_equal(request->layer_bind->params->base.n_unknown_fields, 0);
+    mok_wire_free(message);
+}
+
 static void a_packet_over_the_limit_is_refused(void **state)
 {
     struct link *link = *state;
@@ -585,6 +612,7 @@ int main(void)
         link_test(a_non_blocking_socket_with_nothing_there_says_so),
         link_test(every_truncation_of_a_message_is_refused_or_whole),
         link_test(garbage_is_refused),
+        link_test(fields_of_a_newer_peer_are_dropped_at_every_depth),
         link_test(a_packet_over_the_limit_is_refused),
         link_test(a_message_over_the_limit_is_not_sent),
         link_test(the_largest_message_passes),
