@@ -65,7 +65,20 @@ def mxfp8(rs):
     return table(["values", "scale rule", "error of the values", "error of a product", "values that differ from per32"], rows)
 
 
-MAKERS = {"mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+def layer_cuda(rs):
+    rows = [[r["shape"], str(r["ep"]), number(r["ms"], 3), number(r["peer_ms"], 3),
+             number(r["ms"] / r["peer_ms"], 3) if r["peer_ms"] else "-", f"{r['share_of_dense'] * 100:.1f} %", r["peer"] or "-"]
+            for r in rs]
+    return table(["shape", "EP", "ms", "baseline ms", "over the baseline", "of dense", "baseline"], rows)
+
+
+def daemon_cuda(rs):
+    rows = [[r["shape"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
+             number(r["queued_cost_us"], 0)] for r in rs]
+    return table(["shape", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
+
+
+MAKERS = {"layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):
