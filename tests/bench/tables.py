@@ -4,6 +4,7 @@
 
 Between `<!-- table NAME -->` and `<!-- end table -->` stands what this script makes of NAME's records:
     tables.py            rewrites README.md
+    tables.py --print    prints the tables, changes nothing
     tables.py --check    exit code 1 when README.md is not what the results say
 """
 import json
@@ -92,7 +93,14 @@ def main():
     path = ROOT / "README.md"
     old = path.read_text()
     new = re.sub(r"<!-- table ([\w-]+) -->\n.*?<!-- end table -->", render, old, flags=re.S)
-    if "--check" in sys.argv[1:]:
+    options = sys.argv[1:]
+    if options not in ([], ["--print"], ["--check"]):
+        sys.exit(f"tables.py: {' '.join(options)}: must be --print, --check or nothing")
+    if options == ["--print"]:
+        for match in re.finditer(r"<!-- table ([\w-]+) -->\n.*?<!-- end table -->", new, flags=re.S):
+            print(f"{match.group(1)}\n\n" + "\n".join(match.group(0).splitlines()[1:-1]) + "\n")
+        return
+    if options == ["--check"]:
         sys.exit(0 if new == old else "README.md: tables are not what tests/bench/results says; run tests/bench/tables.py")
     path.write_text(new)
 

@@ -178,8 +178,11 @@ static void refusals_name_line_key_value_and_bound(void **state)
     expect_refusal("[daemon]\nspeed = 1\n" DEVICE, 2, "[daemon] speed = 1: unknown key");
     expect_refusal("[daemon]\nworker =\n" DEVICE, 2, "worker: has no value");
     expect_refusal("[limits]\nqueue_entries = 3\n" DEVICE, 2, "queue_entries = 3: must be in 4..4096");
+    expect_refusal("[limits]\nqueue_entries = 100\n" DEVICE, 2,
+                   "queue_entries = 100: must be a power of two in 4..4096");
     expect_refusal("[limits]\nsessions = 0\n" DEVICE, 2, "sessions = 0: must be in 1..100000");
     expect_refusal(DEVICE "threads = 0\n", 2, "[device host0] threads = 0: must be in 1..1024");
+    expect_refusal(DEVICE "memory = 1K\n", 2, "memory = 1K: must be at least 1M");
     expect_refusal(DEVICE "memory = lots\n", 2, "memory = lots: not a number");
     expect_refusal(DEVICE "kind = tpu\n", 2, "kind = tpu: must be host or cuda");
     expect_refusal("[daemon]\nsharing = both\n" DEVICE, 2, "sharing = both: must be slices or mps");
