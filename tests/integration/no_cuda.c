@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A client that cannot use the GPU that mokd has: a code and a reason, nothing left behind, and all else works. */
+#include <cmocka.h>
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 

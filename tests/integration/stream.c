@@ -3,11 +3,11 @@
  * Operations in the order of CUDA streams, through the whole stack, with a libcuda made of threads: what the hand-over
  * promises does not depend on where the experts run.
  */
+#include <cmocka.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +24,14 @@
 #define DRAIN_MS 3000
 
 static const struct workload problem = {
-    .hidden = 64, .intermediate = 48, .experts = 4, .topk = 2, .ep = 1, .max_tokens = 50,
-    .context_mode = MOK_CONTEXT_NONE, .seed = 5,
+    .hidden = 64,
+    .intermediate = 48,
+    .experts = 4,
+    .topk = 2,
+    .ep = 1,
+    .max_tokens = 50,
+    .context_mode = MOK_CONTEXT_NONE,
+    .seed = 5,
 };
 
 struct client {
