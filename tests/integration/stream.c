@@ -3,7 +3,6 @@
  * Operations in the order of CUDA streams, through the whole stack, with a libcuda made of threads: what the hand-over
  * promises does not depend on where the experts run.
  */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,6 +14,8 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "fake_cuda.h"
 #include "stack.h"

@@ -3,7 +3,6 @@
  * Clients on one GPU that die at bad moments. All of them are processes of their own; this one never starts CUDA.
  * Without MPS, where a death reaches nobody who has nothing to do with it.
  */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -13,6 +12,8 @@
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "actor.h"
 #include "gpu.h"

@@ -3,7 +3,6 @@
  * The forward pass on a GPU through mokd: against the FP64 oracle and the host engine, at EP 1, 2 and 4 with a worker a
  * rank on one GPU; in the order of CUDA streams; beside a client's kernels; and through deaths.
  */
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <pthread.h>
@@ -16,6 +15,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "busy.h"
 #include "gpu.h"
