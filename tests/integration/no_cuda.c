@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A client that cannot use the GPU that mokd has: a code and a reason, nothing left behind, and all else works. */
+#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "mok/mok.h"
 #include "stack.h"

@@ -4,10 +4,9 @@
  * promises does not depend on where the experts run.
  */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,8 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "fake_cuda.h"
 #include "stack.h"
@@ -24,8 +25,14 @@
 #define DRAIN_MS 3000
 
 static const struct workload problem = {
-    .hidden = 64, .intermediate = 48, .experts = 4, .topk = 2, .ep = 1, .max_tokens = 50,
-    .context_mode = MOK_CONTEXT_NONE, .seed = 5,
+    .hidden = 64,
+    .intermediate = 48,
+    .experts = 4,
+    .topk = 2,
+    .ep = 1,
+    .max_tokens = 50,
+    .context_mode = MOK_CONTEXT_NONE,
+    .seed = 5,
 };
 
 struct client {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations that a CUDA stream hands over, as the worker sees them: words in shared memory, which may hold anything. */
+/* Operations that a CUDA stream hands over, as the worker sees them: words in shared memory, which may hold anything.
+ */
 #include "job.h"
 
 #include <unistd.h>
 
 #include "memory.h"
 #include "wire.h"
-
 
 struct bench {
     struct worker worker;

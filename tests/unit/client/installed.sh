@@ -46,7 +46,7 @@ find_package(mok 0.1 REQUIRED)
 add_executable(by_cmake program.c)
 target_link_libraries(by_cmake PRIVATE mok::mok)
 CMAKE
-cmake -S "$tmp" -B "$tmp/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" >/dev/null
+cmake -G Ninja -S "$tmp" -B "$tmp/build" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" >/dev/null
 cmake --build "$tmp/build" >/dev/null
 said=$("$tmp/build/by_cmake")
 [ "$said" = "$expected" ] || { echo "find_package: said \"$said\", must say \"$expected\""; exit 1; }
