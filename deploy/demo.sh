@@ -34,6 +34,7 @@ while [[ $# -gt 0 ]]; do
         exit 0
         ;;
     *)
+        echo "demo.sh: unknown option $1" >&2
         usage >&2
         exit 2
         ;;
@@ -111,8 +112,10 @@ trap 'exit 143' TERM
 
 build_all() {
     phase="installing packages"
+    say "looking for missing packages"
     deploy/deps.sh
     phase="building"
+    say "building into $build (some minutes the first time)"
     if ! { cmake --preset release && ninja -C "$build"; } >"$work/build.log" 2>&1; then
         die "the build failed"
     fi
@@ -325,7 +328,6 @@ write_config
 "$build/daemon/mokd/mokd" --config "$work/mokd.conf" --check-config >/dev/null || die "mokd refuses its configuration"
 shared_before=$(shared_files)
 start_mokd
-SECONDS=0
 say "mokd runs as process $mokd_pid with two host devices"
 descriptors_before=$(descriptors)
 

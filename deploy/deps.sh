@@ -69,6 +69,7 @@ case "${1-}" in
     exit 0
     ;;
 *)
+    echo "deps.sh: unknown option $1" >&2
     usage >&2
     exit 2
     ;;

@@ -14,7 +14,7 @@ usage() {
 Usage: tests/run.sh [--quick] [--filter REGEX] [--help]
 Builds the presets release, asan and tsan. In release all tests but the slow ones run (labels unit, integration,
 chaos, gpu; those that need a GPU report themselves as skipped where there is none), under the sanitizers the labels
-unit and integration.
+unit and integration. Takes minutes, most of them for the sanitizers; --quick is for while one works.
   --quick         release only
   --filter REGEX  only tests whose name matches
 With CI or MOK_WERROR in the environment, warnings are errors.
@@ -25,7 +25,7 @@ while [[ $# -gt 0 ]]; do
     case "$1" in
     --quick) quick=yes ;;
     --filter)
-        [[ $# -ge 2 ]] || { usage >&2; exit 2; }
+        [[ $# -ge 2 ]] || { echo "run.sh: --filter needs a regular expression" >&2; exit 2; }
         filter=$2
         shift
         ;;
@@ -34,6 +34,7 @@ while [[ $# -gt 0 ]]; do
         exit 0
         ;;
     *)
+        echo "run.sh: unknown option $1" >&2
         usage >&2
         exit 2
         ;;
@@ -123,6 +124,10 @@ if [[ $quick == no ]]; then
     done
 fi
 
+if [[ -n $filter && $((passed + failed + skipped)) -eq 0 ]]; then
+    echo "run.sh: --filter $filter: matches no test" >&2
+    exit 2
+fi
 say "done"
 for name in "${failures[@]}"; do
     echo "failed: $name"

@@ -21,9 +21,9 @@ const char mokctl_usage[] =
     "  devices   devices, their workers and memory\n"
     "  jobs      sessions: who, from which process, holding what\n"
     "  groups    groups: their ranks and state\n"
-    "  layer     layers of all users, one line a rank\n"
-    "  layer --explain ID [--rank R]\n"
-    "            the plan of that layer on rank R (0), and why it is so\n"
+    "  layers    layers of all users, one line a rank; also: layer\n"
+    "  layer ID [--rank R]\n"
+    "            the plan of that layer on rank R (0), and why it is so; also: layer --explain ID\n"
     "  layer --explain --hidden H --intermediate I --experts E --topk K --max-tokens T\n"
     "            the plan and the exact memory of a layer that is not there; further options:\n"
     "            --ep N (1), --device D (0), --precision bf16|mxfp8-per32|mxfp8-per128 (bf16),\n"
@@ -209,7 +209,7 @@ static int parse_command(const char *name, struct mokctl_arguments *ret)
         enum mokctl_part part;
     } parts[] = {
         { "status", MOKCTL_STATUS }, { "devices", MOKCTL_DEVICES }, { "jobs", MOKCTL_JOBS },
-        { "groups", MOKCTL_GROUPS }, { "layer", MOKCTL_LAYERS },
+        { "groups", MOKCTL_GROUPS }, { "layer", MOKCTL_LAYERS }, { "layers", MOKCTL_LAYERS },
     };
 
     for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
@@ -243,12 +243,12 @@ static int parse_explain(const char *id, const struct seen *seen, struct mokctl_
     const char *shape = first_seen(seen, 0, OPTION_SHAPES);
 
     if (id && shape) {
-        fprintf(stderr, "mokctl: --explain %s is of a layer that is there, so --%s has no place\n", id, shape);
+        fprintf(stderr, "mokctl: layer %s is one that is there, so --%s has no place\n", id, shape);
         return -1;
     }
     if (id) {
         ret->action = MOKCTL_EXPLAIN;
-        return parse_u32("--explain", id, &ret->layer);
+        return parse_u32("layer", id, &ret->layer);
     }
     if (seen->option[OPTION_RANK]) {
         fprintf(stderr, "mokctl: --rank needs the ID of a layer\n");
@@ -281,8 +281,9 @@ int mokctl_parse(int argc, char **argv, struct mokctl_arguments *ret)
     }
     if (parse_command(argv[optind++], ret) < 0)
         return -1;
-    bool explain = seen.explain && ret->action == MOKCTL_SHOW && ret->part == MOKCTL_LAYERS;
-    const char *id = explain && optind < argc ? argv[optind++] : NULL;
+    bool layers = ret->action == MOKCTL_SHOW && ret->part == MOKCTL_LAYERS;
+    const char *id = layers && optind < argc ? argv[optind++] : NULL;
+    bool explain = layers && (seen.explain || id);
     const char *stray = first_seen(&seen, 0, OPTION_SHAPES + 1);
     if (optind < argc) {
         fprintf(stderr, "mokctl: one command only, but there is also \"%s\"\n", argv[optind]);

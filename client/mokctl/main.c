@@ -25,7 +25,7 @@ static int complain(int code, bool connected, const char *socket)
     fprintf(stderr, "mokctl: %s (%s)\n", client_last_error(), mok_error_symbol(code));
     switch (-code) {
     case MOK_EDAEMON:
-        fprintf(stderr, "Start it (systemctl start mokd), or name its socket with --socket or $MOK_SOCKET.\n");
+        fprintf(stderr, "Start it (mokd --config FILE), or name its socket with --socket or $MOK_SOCKET.\n");
         return EXIT_UNREACHABLE;
     case MOK_EACCESS:
         if (connected)
@@ -33,7 +33,7 @@ static int complain(int code, bool connected, const char *socket)
         fprintf(stderr, "Ask the administrator for access to %s.\n", control_socket_path(socket));
         return EXIT_UNREACHABLE;
     case MOK_ETIMEDOUT:
-        fprintf(stderr, "mokd runs but does not answer; its log says why (journalctl -u mokd).\n");
+        fprintf(stderr, "mokd runs but does not answer; its log says why.\n");
         return EXIT_UNREACHABLE;
     case MOK_EFDS:
     case MOK_ENOMEM:
@@ -157,7 +157,7 @@ int main(int argc, char **argv)
     struct mokctl_arguments arguments;
 
     if (mokctl_parse(argc, argv, &arguments) < 0) {
-        fputs(mokctl_usage, stderr);
+        fputs("try: mokctl --help\n", stderr);
         return EXIT_USAGE;
     }
     if (arguments.help) {
@@ -166,7 +166,7 @@ int main(int argc, char **argv)
     }
     int r = control_open(arguments.socket, TIMEOUT_MS, NULL, NULL, &control);
     if (r == -MOK_ERANGE) {
-        fprintf(stderr, "mokctl: %s\n", client_last_error());
+        fprintf(stderr, "mokctl: %s\ntry: mokctl --help\n", client_last_error());
         return EXIT_USAGE;
     }
     if (r == 0)

@@ -126,6 +126,18 @@ static void put_duration(struct table *table, uint64_t ms)
     put(table, "%s", text);
 }
 
+/* By name where a session of that user says it, else by number. */
+static void put_user(struct table *table, const Mok__StatusReply *status, uint32_t uid)
+{
+    for (size_t i = 0; i < status->n_job; i++) {
+        if (status->job[i]->uid == uid && status->job[i]->user[0]) {
+            put(table, "%s", status->job[i]->user);
+            return;
+        }
+    }
+    put(table, "%" PRIu32, uid);
+}
+
 const char *mokctl_device_state(unsigned state)
 {
     switch (state) {
@@ -185,10 +197,7 @@ static int print_jobs(const Mok__StatusReply *status)
         const Mok__JobInfo *j = status->job[i];
         put(&table, "%" PRIu64, j->session);
         put(&table, "%s", j->job);
-        if (j->user[0])
-            put(&table, "%s", j->user);
-        else
-            put(&table, "%" PRIu32, j->uid);
+        put_user(&table, status, j->uid);
         put(&table, "%" PRIu32, j->pid);
         put_duration(&table, j->age_ms);
         put_bytes(&table, j->bytes);
@@ -218,7 +227,7 @@ static void put_ranks(struct table *table, const Mok__GroupInfo *g)
 
 static int print_groups(const Mok__StatusReply *status)
 {
-    static const char *const names[] = { "GROUP", "NAME",   "UID",     "RANKS", "JOINED",
+    static const char *const names[] = { "GROUP", "NAME",   "USER",    "RANKS", "JOINED",
                                          "STATE", "LAYERS", "DEVICES", "ERROR" };
     _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
     _cleanup_table_ struct table table = { 0 };
@@ -228,7 +237,7 @@ static int print_groups(const Mok__StatusReply *status)
         const Mok__GroupInfo *g = status->group[i];
         put(&table, "%" PRIu32, g->group);
         put(&table, "%s", g->name);
-        put(&table, "%" PRIu32, g->uid);
+        put_user(&table, status, g->uid);
         put(&table, "%" PRIu32, g->size);
         put(&table, "%" PRIu32, g->joined);
         put(&table, "%s", g->state);

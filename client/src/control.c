@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include "error.h"
@@ -56,14 +57,26 @@ const char *control_socket_path(const char *path)
     return path && path[0] ? path : MOK_DEFAULT_SOCKET;
 }
 
+/* What stands at the path may be something else altogether, which the kernel calls a refusal. */
+static bool is_socket(const char *path)
+{
+    struct stat status;
+
+    return stat(path, &status) < 0 || S_ISSOCK(status.st_mode);
+}
+
 static int connect_error(int error, const char *path)
 {
+    if (error != ENOENT && !is_socket(path))
+        return client_fail(MOK_EDAEMON, "%s is no socket", path);
     switch (error) {
     case ENOENT:
         return client_fail(MOK_EDAEMON, "no socket %s: mokd is not running, or its socket is elsewhere ($MOK_SOCKET)",
                            path);
     case ECONNREFUSED:
         return client_fail(MOK_EDAEMON, "nobody listens on %s: mokd is not running", path);
+    case EPROTOTYPE:
+        return client_fail(MOK_EDAEMON, "%s is not a socket of mokd", path);
     case EACCES:
     case EPERM:
         return client_fail(MOK_EACCESS, "no permission to open %s", path);

@@ -187,7 +187,8 @@ int cuda_open(const uint8_t uuid[16], const char *mps_pipe, struct cuda_device *
     device_number number = 0;
 
     int r = loaded();
-    if (r < 0 || (r = start(mps_pipe)) < 0 || (r = find(uuid, &number)) < 0 || (r = check_sharing(number, mps_pipe)) < 0)
+    if (r < 0 || (r = start(mps_pipe)) < 0 || (r = find(uuid, &number)) < 0 ||
+        (r = check_sharing(number, mps_pipe)) < 0)
         return r;
     struct cuda_device *device = calloc(1, sizeof(*device));
     if (!device)

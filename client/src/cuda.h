@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the library asks of CUDA, and only once a CUDA device is used: libcuda.so.1 is found at run time, so that the
- * library needs neither it nor its headers. Must not be called in a forked child, and changes no caller's current context.
+ * library needs neither it nor its headers. Must not be called in a forked child, and changes no caller's current
+ * context.
  */
 #ifndef MOK_CLIENT_CUDA_H
 #define MOK_CLIENT_CUDA_H
@@ -13,10 +14,10 @@
 struct cuda_device;
 
 /*
- * The GPU of a UUID. `mps_pipe`: directory of the MPS control daemon that the node's workers run under, "" for none; it is
- * put into the environment where CUDA has not started in this process yet.
- * -MOK_ENOTSUP: no libcuda here, or too old; -MOK_ENODEV: this process does not see the GPU; -MOK_ESHARING: CUDA runs here
- * without that MPS; -MOK_EDEVICE; all with a sentence.
+ * The GPU of a UUID. `mps_pipe`: directory of the MPS control daemon that the node's workers run under, "" for none; it
+ * is put into the environment where CUDA has not started in this process yet. -MOK_ENOTSUP: no libcuda here, or too
+ * old; -MOK_ENODEV: this process does not see the GPU; -MOK_ESHARING: CUDA runs here without that MPS; -MOK_EDEVICE;
+ * all with a sentence.
  */
 int cuda_open(const uint8_t uuid[16], const char *mps_pipe, struct cuda_device **ret);
 /* The one whose context is current in this thread, for streams beside a host device. -MOK_ESTATE: none is. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The slots of one queue by which CUDA streams hand operations over (ring_abi.h), as the client has them. The caller
- * locks, but for stream_hand_over, which may wait for the GPU. Memory that a stream may still look at is never unmapped.
+ * locks, but for stream_hand_over, which may wait for the GPU. Memory that a stream may still look at is never
+ * unmapped.
  */
 #ifndef MOK_CLIENT_STREAM_H
 #define MOK_CLIENT_STREAM_H
@@ -22,7 +23,7 @@ struct stream_page {
     struct stream_use {
         uint32_t number; /* of the last operation */
         bool busy;       /* until that has completed */
-    } *use;
+    } * use;
 };
 
 /* Maps what mokd sent, and makes the GPU see it. The device stays the caller's. */

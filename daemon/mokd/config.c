@@ -23,7 +23,16 @@
 #define MAX_LINE 197
 
 enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_DEVICE };
-enum value_kind { VALUE_U32, VALUE_SIZE, VALUE_MODE, VALUE_PATH, VALUE_LEVEL, VALUE_DEVICE_KIND, VALUE_SHARING };
+enum value_kind {
+    VALUE_U32,
+    VALUE_ENTRIES, /* of a queue: a power of two */
+    VALUE_SIZE,
+    VALUE_MODE,
+    VALUE_PATH,
+    VALUE_LEVEL,
+    VALUE_DEVICE_KIND,
+    VALUE_SHARING,
+};
 
 struct parser {
     const char *path;
@@ -62,7 +71,7 @@ static const struct key limit_keys[] = {
     { "bytes", VALUE_SIZE, offsetof(struct mokd_limits, bytes), 0, UINT64_MAX },
     { "sessions", VALUE_U32, offsetof(struct mokd_limits, sessions), 1, 100000 },
     { "groups", VALUE_U32, offsetof(struct mokd_limits, groups), 0, 100000 },
-    { "queue_entries", VALUE_U32, offsetof(struct mokd_limits, queue_entries), MOK_RING_MIN_ENTRIES,
+    { "queue_entries", VALUE_ENTRIES, offsetof(struct mokd_limits, queue_entries), MOK_RING_MIN_ENTRIES,
       MOK_RING_MAX_ENTRIES },
     { "layers", VALUE_U32, offsetof(struct mokd_limits, layers), 0, 100000 },
     { "buffers", VALUE_U32, offsetof(struct mokd_limits, buffers), 0, 100000 },
@@ -134,9 +143,19 @@ static void set_number(struct parser *parser, const struct key *key, void *base,
                  is_size ? " (bytes, or with a suffix K, M, G or T)" : "");
         return;
     }
+    if (is_size && (r < 0 || value < key->min)) { /* the other bound is that of the type */
+        complain(parser, "[%s] %s = %s: must be at least %" PRIu64 "M and less than 2^64 bytes", parser->section_text,
+                 key->name, text, key->min >> 20);
+        return;
+    }
     if (r < 0 || value < key->min || value > key->max) {
         complain(parser, "[%s] %s = %s: must be in %" PRIu64 "..%" PRIu64, parser->section_text, key->name, text,
                  key->min, key->max);
+        return;
+    }
+    if (key->kind == VALUE_ENTRIES && (value & (value - 1)) != 0) {
+        complain(parser, "[%s] %s = %s: must be a power of two in %" PRIu64 "..%" PRIu64, parser->section_text,
+                 key->name, text, key->min, key->max);
         return;
     }
     if (is_size)
@@ -210,6 +229,7 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
     }
     switch (key->kind) {
     case VALUE_U32:
+    case VALUE_ENTRIES:
     case VALUE_SIZE:
         set_number(parser, key, base, text);
         return;

@@ -177,6 +177,10 @@ static int take_lock(struct mokd_listener *listener, struct mokd_error *error)
 
     for (;;) {
         _cleanup_fd_ int fd = open(listener->lock_path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+        if (fd < 0 && errno == ENOENT)
+            return mokd_error_set(error, -MOK_EIO,
+                                  "the directory of socket %s is not there and could not be made: make it for mokd's user, "
+                                  "or choose another place with --runtime-dir DIR or `socket =`", listener->path);
         if (fd < 0)
             return mokd_error_set(error, errno == EACCES || errno == EPERM ? -MOK_EACCESS : -MOK_EIO,
                                   "%s cannot be opened: %s", listener->lock_path, strerror(errno));

@@ -112,7 +112,7 @@ struct mok_cqe {
     uint64_t device_ns;   /* device time of the operation */
     uint64_t value;       /* on error: the offending value (as two's complement) */
     uint64_t bound;       /* on error: the bound it broke */
-    uint64_t detail;      /* on error: MOK_EXPERT, MOK_EMISMATCH, MOK_ETIMEDOUT, MOK_EPEER: see ABI.md */
+    uint64_t detail;      /* on error: MOK_EEXPERT, MOK_EMISMATCH, MOK_ETIMEDOUT, MOK_EPEER: see ABI.md */
 };
 MOK_STATIC_ASSERT(sizeof(struct mok_cqe) == 64, "ABI");
 
@@ -155,7 +155,7 @@ struct mok_ring_header {
     uint32_t features;
     uint32_t header_bytes;    /* sizeof(struct mok_ring_header) */
     uint32_t sq_entries;      /* power of two */
-    uint32_t cq_entries;      /* power of two, >= sq_entries */
+    uint32_t cq_entries;      /* 2 * sq_entries */
     uint32_t sqe_bytes;       /* sizeof(struct mok_sqe) */
     uint32_t cqe_bytes;       /* sizeof(struct mok_cqe) */
     uint64_t control_bytes;   /* size of the control memfd */
@@ -182,7 +182,7 @@ MOK_STATIC_ASSERT(sizeof(struct mok_ring_header) == 384, "ABI");
 struct mok_ring_submit {
     _Alignas(64) uint32_t sq_tail;     /* client: entries published */
     _Alignas(64) uint32_t cq_head;     /* client: completions consumed */
-    _Alignas(64) uint32_t cq_sleepers; /* client: threads that sleep on cq_tail */
+    _Alignas(64) uint32_t cq_sleepers; /* client: threads that sleep on cq_wakeups */
 };
 MOK_STATIC_ASSERT(sizeof(struct mok_ring_submit) == 192, "ABI");
 

@@ -185,7 +185,7 @@ static bool drive(struct rig *rig, uint32_t r)
 
 static struct sample run_op(struct rig *rig, enum mok_op_kind kind)
 {
-    struct mok_op_info info = { .kind = kind, .context_mode = MOK_CONTEXT_FULL, .tokens = rig->tokens };
+    struct mok_op_info info = { .kind = kind, .context_mode = rig->workload.context_mode, .tokens = rig->tokens };
     struct sample sample = { 0 };
     uint32_t done = 0, ep = rig->workload.ep;
     rig->seq++;
@@ -193,7 +193,7 @@ static struct sample run_op(struct rig *rig, enum mok_op_kind kind)
     double start = bench_now_ms();
     for (uint32_t r = 0; r < ep; r++) {
         struct seat *s = &rig->seat[r];
-        s->args = (struct mok_op_args){ .kind = kind, .context_mode = MOK_CONTEXT_FULL, .flags = info.flags,
+        s->args = (struct mok_op_args){ .kind = kind, .context_mode = info.context_mode, .flags = info.flags,
                                         .tokens = rig->tokens, .ids = s->ids, .topk_weight = s->weight, .context = s->context,
                                         .out = s->out, .d_x = s->d_x, .d_topk_weight = s->d_weight, .params = s->params,
                                         .peer = rig->peer };
@@ -343,6 +343,14 @@ static void ring_sweep(struct sweep *sweep, const struct workload *base, uint32_
     add(sweep, &w, tokens, threads, "the plan's choice");
 }
 
+/* The walk through the ring alone: backward replays everything, whatever the ring holds. */
+static void ring_recompute_sweep(struct sweep *sweep, const struct workload *base, uint32_t tokens, uint32_t threads)
+{
+    struct workload w = *base;
+    w.context_mode = MOK_CONTEXT_RECOMPUTE;
+    ring_sweep(sweep, &w, tokens, threads);
+}
+
 static void minibatch_sweep(struct sweep *sweep, const struct workload *base, uint32_t tokens, uint32_t threads)
 {
     struct workload w = *base;
@@ -383,7 +391,7 @@ static void ep_sweep(struct sweep *sweep, const struct workload *base, uint32_t 
 
 static int usage(FILE *file)
 {
-    fprintf(file, "Usage: mok-bench engine [--sweep ring|minibatch|comm|ep|all] [--threads N] [--ep N] [--tokens N] [--rounds N] [--json]\n");
+    fprintf(file, "Usage: mok-bench engine [--sweep ring|ring-recompute|minibatch|comm|ep|all] [--threads N] [--ep N] [--tokens N] [--rounds N] [--json]\n");
     return file == stdout ? 0 : 2;
 }
 
@@ -397,7 +405,7 @@ int bench_engine(int argc, char **argv)
     static const struct {
         const char *name;
         void (*make)(struct sweep *, const struct workload *, uint32_t, uint32_t);
-    } sweeps[] = { { "ring", ring_sweep }, { "minibatch", minibatch_sweep }, { "comm", comm_sweep }, { "ep", ep_sweep } };
+    } sweeps[] = { { "ring", ring_sweep }, { "ring-recompute", ring_recompute_sweep }, { "minibatch", minibatch_sweep }, { "comm", comm_sweep }, { "ep", ep_sweep } };
     const char *which = "all";
     uint32_t threads = 1, ep = 1, tokens = 1024, rounds = 7;
     int c, matched = 0;

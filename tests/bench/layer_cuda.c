@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mok-bench layer --engine cuda: the forward pass on one GPU, through mokd in the order of a CUDA stream, alternated with
- * the same kernels launched in this process on the same buffers. What is left between the two is what the daemon costs.
- * CUDA events round each operation; medians. `queued`: several operations in a row on the stream, time of one.
+ * mok-bench layer --engine cuda: the forward pass on one GPU, through mokd in the order of a CUDA stream, alternated
+ * with the same kernels launched in this process on the same buffers. What is left between the two is what the daemon
+ * costs. CUDA events round each operation; medians. `queued`: several operations in a row on the stream, time of one.
  */
 #include <cuda_runtime_api.h>
 #include <getopt.h>
@@ -25,8 +25,8 @@ struct shape {
 };
 
 static const struct shape shapes[] = {
-    { "kimi", 7168, 2048, 8, 8 },   { "glm", 6144, 2048, 8, 8 },      { "qwen", 4096, 1024, 10, 10 },
-    { "dsv4", 7168, 3072, 6, 6 },   { "mixtral", 4096, 14336, 8, 2 }, { "qwen3-30b", 2048, 768, 128, 8 },
+    { "kimi", 7168, 2048, 8, 8 }, { "glm", 6144, 2048, 8, 8 },      { "qwen", 4096, 1024, 10, 10 },
+    { "dsv4", 7168, 3072, 6, 6 }, { "mixtral", 4096, 14336, 8, 2 }, { "qwen3-30b", 2048, 768, 128, 8 },
     { "small", 1024, 512, 8, 2 },
 };
 
@@ -87,8 +87,9 @@ static int fill(mok_buffer *buffer, float scale, uint64_t seed)
 
     for (size_t i = 0; pattern && i < PATTERN_BYTES / 2; i++) {
         uint64_t bits = draw(&state);
-        float value = ((float)(bits & 0xffff) + (float)(bits >> 16 & 0xffff) + (float)(bits >> 32 & 0xffff) - 98302.5f) *
-                      (scale / 32768.0f);
+        float value =
+            ((float)(bits & 0xffff) + (float)(bits >> 16 & 0xffff) + (float)(bits >> 32 & 0xffff) - 98302.5f) *
+            (scale / 32768.0f);
         uint32_t word;
         memcpy(&word, &value, 4);
         pattern[i] = (uint16_t)(word >> 16);
@@ -163,23 +164,32 @@ static int open_session(struct layer *l, const char *socket)
     const struct shape *s = l->shape;
     mok_session_options so = { .size = sizeof(so), .socket_path = socket, .job = "bench" };
     mok_group_options go = { .size = sizeof(go), .name = "bench", .ranks = 1 };
-    mok_layer_options lo = { .size = sizeof(lo), .hidden = s->hidden, .intermediate = s->intermediate,
-                             .experts = s->experts, .topk = s->topk, .max_tokens = l->tokens, .precision = MOK_BF16 };
+    mok_layer_options lo = { .size = sizeof(lo),
+                             .hidden = s->hidden,
+                             .intermediate = s->intermediate,
+                             .experts = s->experts,
+                             .topk = s->topk,
+                             .max_tokens = l->tokens,
+                             .precision = MOK_BF16 };
 
     if (mok_session_open(&so, &l->session) < 0 || mok_group_join(l->session, &go, &l->group) < 0 ||
         mok_layer_create(l->group, &lo, 30000, &l->layer) < 0)
         return say("opening");
     if (allocate(l) < 0)
         return -1;
-    mok_layer_params params = { .size = sizeof(params), .gate = { .buffer = l->gate }, .up = { .buffer = l->up },
-                                .down = { .buffer = l->down } };
+    mok_layer_params params = {
+        .size = sizeof(params), .gate = { .buffer = l->gate }, .up = { .buffer = l->up }, .down = { .buffer = l->down }
+    };
     return mok_layer_bind(l->layer, &params) < 0 ? say("binding") : 0;
 }
 
 static int forward_daemon(struct layer *l, mok_ticket *ret)
 {
-    mok_forward_args args = { .size = sizeof(args), .tokens = l->tokens, .x = { .buffer = l->x },
-                              .ids = { .buffer = l->ids }, .topk_weight = { .buffer = l->weight },
+    mok_forward_args args = { .size = sizeof(args),
+                              .tokens = l->tokens,
+                              .x = { .buffer = l->x },
+                              .ids = { .buffer = l->ids },
+                              .topk_weight = { .buffer = l->weight },
                               .out = { .buffer = l->out } };
     return mok_layer_forward_on_stream(l->layer, &args, l->stream, ret) < 0 ? say("forward") : 0;
 }
@@ -192,8 +202,13 @@ static int open_own(struct layer *l)
     struct mok_engine_config config = { 0 };
     struct mok_device_limits limits;
     struct mok_message message = { "" };
-    struct mok_layer_spec spec = { .hidden = s->hidden, .intermediate = s->intermediate, .experts = s->experts,
-                                   .topk = s->topk, .ep = 1, .max_tokens = l->tokens, .precision = MOK_BF16 };
+    struct mok_layer_spec spec = { .hidden = s->hidden,
+                                   .intermediate = s->intermediate,
+                                   .experts = s->experts,
+                                   .topk = s->topk,
+                                   .ep = 1,
+                                   .max_tokens = l->tokens,
+                                   .precision = MOK_BF16 };
 
     int r = mok_cuda_engine.probe(&config, &limits, &message);
     if (r == 0)
@@ -210,8 +225,11 @@ static int open_own(struct layer *l)
         return -1;
     }
     l->peer = (struct mok_peer){ .x = mok_buffer_data(l->x), .tokens = l->tokens };
-    l->args = (struct mok_op_args){ .kind = MOK_KIND_FORWARD, .tokens = l->tokens, .ids = mok_buffer_data(l->ids),
-                                    .topk_weight = mok_buffer_data(l->weight), .out = mok_buffer_data(l->out),
+    l->args = (struct mok_op_args){ .kind = MOK_KIND_FORWARD,
+                                    .tokens = l->tokens,
+                                    .ids = mok_buffer_data(l->ids),
+                                    .topk_weight = mok_buffer_data(l->weight),
+                                    .out = mok_buffer_data(l->out),
                                     .peer = &l->peer };
     l->args.params.gate = mok_buffer_data(l->gate);
     l->args.params.up = mok_buffer_data(l->up);
@@ -280,18 +298,28 @@ static void report(const struct layer *l, const double median[FIGURES])
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
     char extra[256];
 
-    snprintf(extra, sizeof(extra),
-             "\"sharing\":\"%s\",\"daemon_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,\"queued_daemon_us\":%.1f",
-             mps ? "mps" : "slices", cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued);
-    struct bench_record record = { .engine = "cuda", .op = "forward", .precision = "bf16", .shape = s->name, .ep = 1,
-                                   .tokens = l->tokens, .routing = "uniform", .ms = median[DAEMON], .gflop = gflop,
-                                   .dense_tflops = (double)NAN, .peer = "the same kernels in process",
-                                   .peer_ms = median[OWN], .extra = extra };
+    snprintf(
+        extra, sizeof(extra),
+        "\"sharing\":\"%s\",\"daemon_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,\"queued_daemon_us\":%.1f",
+        mps ? "mps" : "slices", cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued);
+    struct bench_record record = { .engine = "cuda",
+                                   .op = "forward",
+                                   .precision = "bf16",
+                                   .shape = s->name,
+                                   .ep = 1,
+                                   .tokens = l->tokens,
+                                   .routing = "uniform",
+                                   .ms = median[DAEMON],
+                                   .gflop = gflop,
+                                   .dense_tflops = (double)NAN,
+                                   .peer = "the same kernels in process",
+                                   .peer_ms = median[OWN],
+                                   .extra = extra };
     bench_emit(&record);
     if (!bench.json)
         printf("%-10s %7u %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f\n", s->name, l->tokens,
-               mps ? "mps" : "slices", median[DAEMON], median[OWN], cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
-               gflop / median[OWN_QUEUED]);
+               mps ? "mps" : "slices", median[DAEMON], median[OWN], cost, median[DAEMON_QUEUED], median[OWN_QUEUED],
+               queued, gflop / median[OWN_QUEUED]);
 }
 
 static void close_layer(struct layer *l)
@@ -331,9 +359,12 @@ static int run_shape(const struct options *o, const struct shape *shape, const c
 static void parse(int argc, char **argv, struct options *o)
 {
     static const struct option options[] = {
-        { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
-        { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
-        { "rounds", required_argument, NULL, 'n' },  { "poll", required_argument, NULL, 'p' },
+        { "json", no_argument, NULL, 'j' },
+        { "engine", required_argument, NULL, 'e' },
+        { "shape", required_argument, NULL, 's' },
+        { "tokens", required_argument, NULL, 't' },
+        { "rounds", required_argument, NULL, 'n' },
+        { "poll", required_argument, NULL, 'p' },
         { 0 },
     };
     int c;
@@ -341,13 +372,25 @@ static void parse(int argc, char **argv, struct options *o)
     optind = 1;
     while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (c) {
-        case 'j': bench.json = true; break;
-        case 'e': break;
-        case 's': o->shape = optarg; break;
-        case 't': o->tokens = bench_number("tokens", optarg, 1, 1 << 20); break;
-        case 'n': o->rounds = bench_number("rounds", optarg, 1, MAX_ROUNDS); break;
-        case 'p': o->poll_us = bench_number("poll", optarg, 0, 1000000); break;
-        default: exit(2);
+        case 'j':
+            bench.json = true;
+            break;
+        case 'e':
+            break;
+        case 's':
+            o->shape = optarg;
+            break;
+        case 't':
+            o->tokens = bench_number("tokens", optarg, 1, 1 << 20);
+            break;
+        case 'n':
+            o->rounds = bench_number("rounds", optarg, 1, MAX_ROUNDS);
+            break;
+        case 'p':
+            o->poll_us = bench_number("poll", optarg, 0, 1000000);
+            break;
+        default:
+            exit(2);
         }
     }
 }
@@ -367,7 +410,8 @@ int bench_layer_cuda(int argc, char **argv)
     if (stack_start(&stack, &so) < 0)
         return 1;
     if (!bench.json)
-        printf("shape       tokens sharing     mokd ms  own ms      mokd's cost   queued: mokd  own       mokd's cost  own TFLOP/s\n");
+        printf("shape       tokens sharing     mokd ms  own ms      mokd's cost   queued: mokd  own       mokd's cost  "
+               "own TFLOP/s\n");
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) && r == 0; i++) {
         if (o.shape && strcmp(o.shape, shapes[i].name) != 0)
             continue;

@@ -1,9 +1,34 @@
 #!/usr/bin/env bash
-# Measures the host engine on this machine, writes tests/bench/results/*.jsonl and the tables of README.md.
-# Takes some minutes; close other programs. Usage: tests/bench/run.sh [BUILD_DIR]
+# Measures the host engine on this machine: writes tests/bench/results/*.jsonl and prints tables of them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-build=${1:-build/release}
+
+usage() {
+    cat <<'EOF'
+Usage: tests/bench/run.sh [--update-readme] [BUILD_DIR]
+Measures the host engine on this machine; takes some minutes, and other programs disturb it. Writes
+tests/bench/results/*.jsonl and prints the tables. BUILD_DIR: build/release unless given.
+  --update-readme   put the tables into README.md
+EOF
+}
+
+build=build/release
+tables=--print
+for argument in "$@"; do
+    case "$argument" in
+    --update-readme) tables= ;;
+    --help)
+        usage
+        exit 0
+        ;;
+    -*)
+        echo "run.sh: unknown option $argument" >&2
+        usage >&2
+        exit 2
+        ;;
+    *) build=$argument ;;
+    esac
+done
 bench=$build/tests/bench/mok-bench
 [ -x "$bench" ] || { echo "no $bench: cmake --preset release && cmake --build --preset release" >&2; exit 1; }
 export MOK_BUILD_DIR=$build OPENBLAS_NUM_THREADS=1
@@ -27,4 +52,5 @@ dump=$(mktemp)
 trap 'rm -f "$dump"' EXIT
 tests/bench/with_mokd.sh "$build" "$build/client/examples/train_moe_lm" --ranks 1 --devices 0 --quiet --dump "$dump"
 "$bench" mxfp8 --dump "$dump" --json | sed "s|$dump|FILE|" > "$out/mxfp8.jsonl"
-tests/bench/tables.py
+# shellcheck disable=SC2086
+tests/bench/tables.py $tables

@@ -4,6 +4,7 @@
 
 Between `<!-- table NAME -->` and `<!-- end table -->` stands what this script makes of NAME's records:
     tables.py            rewrites README.md
+    tables.py --print    prints the tables, changes nothing
     tables.py --check    exit code 1 when README.md is not what the results say
 """
 import json
@@ -65,7 +66,20 @@ def mxfp8(rs):
     return table(["values", "scale rule", "error of the values", "error of a product", "values that differ from per32"], rows)
 
 
-MAKERS = {"mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+def layer_cuda(rs):
+    rows = [[r["shape"], str(r["ep"]), number(r["ms"], 3), number(r["peer_ms"], 3),
+             number(r["ms"] / r["peer_ms"], 3) if r["peer_ms"] else "-", f"{r['share_of_dense'] * 100:.1f} %", r["peer"] or "-"]
+            for r in rs]
+    return table(["shape", "EP", "ms", "baseline ms", "over the baseline", "of dense", "baseline"], rows)
+
+
+def daemon_cuda(rs):
+    rows = [[r["shape"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
+             number(r["queued_cost_us"], 0)] for r in rs]
+    return table(["shape", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
+
+
+MAKERS = {"layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):
@@ -79,7 +93,14 @@ def main():
     path = ROOT / "README.md"
     old = path.read_text()
     new = re.sub(r"<!-- table ([\w-]+) -->\n.*?<!-- end table -->", render, old, flags=re.S)
-    if "--check" in sys.argv[1:]:
+    options = sys.argv[1:]
+    if options not in ([], ["--print"], ["--check"]):
+        sys.exit(f"tables.py: {' '.join(options)}: must be --print, --check or nothing")
+    if options == ["--print"]:
+        for match in re.finditer(r"<!-- table ([\w-]+) -->\n.*?<!-- end table -->", new, flags=re.S):
+            print(f"{match.group(1)}\n\n" + "\n".join(match.group(0).splitlines()[1:-1]) + "\n")
+        return
+    if options == ["--check"]:
         sys.exit(0 if new == old else "README.md: tables are not what tests/bench/results says; run tests/bench/tables.py")
     path.write_text(new)
 

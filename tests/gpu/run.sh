@@ -14,6 +14,8 @@ if [[ ${1:-} == pack ]]; then
     cp "$here"/../data/vectors/* "$dir/vectors/"
     ldd "$build/tests/gpu/gpu_forward" | awk '/=> \// { print $3 }' | grep -vE '/(libc|libm|ld-linux[^/]*)\.so' |
         xargs -I{} cp -L {} "$dir/lib/"
+    mkdir -p "$dir/daemon"
+    "$here/daemon/run.sh" pack "$build" "$dir/daemon"
     exit 0
 fi
 
@@ -44,5 +46,6 @@ fi
 if command -v cuobjdump > /dev/null; then
     check hgmma bash -c 'cuobjdump -sass libmok_gpu.so | grep -q HGMMA.64x256x16.F32.BF16'
 fi
+check daemon "$here/daemon/run.sh" test --mps
 echo "$passed passed, $failed failed, $skipped skipped"
 [[ $failed -eq 0 ]]

@@ -4,10 +4,9 @@
  * promises does not depend on where the experts run.
  */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,8 @@
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "fake_cuda.h"
 #include "stack.h"
@@ -24,8 +25,14 @@
 #define DRAIN_MS 3000
 
 static const struct workload problem = {
-    .hidden = 64, .intermediate = 48, .experts = 4, .topk = 2, .ep = 1, .max_tokens = 50,
-    .context_mode = MOK_CONTEXT_NONE, .seed = 5,
+    .hidden = 64,
+    .intermediate = 48,
+    .experts = 4,
+    .topk = 2,
+    .ep = 1,
+    .max_tokens = 50,
+    .context_mode = MOK_CONTEXT_NONE,
+    .seed = 5,
 };
 
 struct client {
@@ -85,6 +92,11 @@ static int code_of(struct client *c, mok_ticket ticket)
     return code < 0 ? code : result.code;
 }
 
+static void set(void *cookie)
+{
+    __atomic_store_n((int *)cookie, 1, __ATOMIC_RELEASE);
+}
+
 static void hold(void *cookie)
 {
     while (!__atomic_load_n((int *)cookie, __ATOMIC_ACQUIRE))
@@ -104,11 +116,6 @@ static uint64_t hash_of_out(const struct client *c)
 static void fill(void *cookie)
 {
     workload_fill(cookie);
-}
-
-static void set(void *cookie)
-{
-    __atomic_store_n((int *)cookie, 1, __ATOMIC_RELEASE);
 }
 
 static void an_operation_begins_after_what_was_queued_before_it_and_ends_before_what_comes_later(void **state)
@@ -133,7 +140,7 @@ static void an_operation_begins_after_what_was_queued_before_it_and_ends_before_
     sleep_ms(30);
     assert_int_equal(mok_poll(c.rank.session, ticket, &result), 0); /* its inputs are not there */
     assert_int_equal(__atomic_load_n(&after, __ATOMIC_ACQUIRE), 0);
-    go = 1;
+    set(&go);
     assert_true(fake_stream_drain(c.stream, DRAIN_MS));
     assert_int_equal(after, 1);
     assert_int_equal(mok_poll(c.rank.session, ticket, &result), 1); /* over before the stream went on */
@@ -182,7 +189,7 @@ static void a_cancelled_operation_does_not_wait_for_its_stream(void **state)
     mok_ticket first = submit(&c), second = submit(&c);
     assert_int_equal(mok_cancel(c.rank.session, first), 0);
     assert_int_equal(code_of(&c, first), -MOK_ECANCELED);
-    go = 1;
+    set(&go);
     assert_int_equal(code_of(&c, second), 0);
     assert_true(fake_stream_drain(c.stream, DRAIN_MS));
     client_close(&c);
@@ -202,7 +209,7 @@ static void a_stream_is_released_when_the_worker_dies(void **state)
     for (size_t i = 0; i < count; i++)
         kill(worker[i], SIGKILL);
     sleep_ms(50);
-    go = 1;
+    set(&go);
     assert_true(fake_stream_drain(c.stream, DRAIN_MS));
     assert_int_equal(code_of(&c, ticket), -MOK_EWORKER);
     client_close(&c);
@@ -219,7 +226,7 @@ static void a_stream_is_released_when_mokd_dies(void **state)
     mok_ticket ticket = submit(&c);
     kill(c.stack.mokd, SIGKILL);
     sleep_ms(50);
-    go = 1;
+    set(&go);
     assert_true(fake_stream_drain(c.stream, DRAIN_MS));
     assert_int_equal(code_of(&c, ticket), -MOK_EDAEMON);
     client_close(&c);
@@ -235,7 +242,7 @@ static void a_stream_is_released_when_the_session_closes(void **state)
     fake_stream_call(c.stream, hold, &go);
     submit(&c);
     workload_close(&c.rank); /* the stream comes to the slot only after that: it must still be there */
-    go = 1;
+    set(&go);
     assert_true(fake_stream_drain(c.stream, DRAIN_MS));
     fake_stream_free(c.stream);
     stack_stop(&c.stack);

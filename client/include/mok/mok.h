@@ -3,6 +3,8 @@
  * @file mok.h
  * libmok: MoE layers as a service of the node.
  *
+ * What it needs of the words and bounds that all parts share is in mok/types.h; BF16 from and to float: mok/bf16.h.
+ *
  * A process opens a session with mokd, joins a group (the ranks of one job that share experts), allocates buffers
  * that mokd owns, creates layers, and submits forward and backward passes that the device's worker executes.
  *
@@ -21,6 +23,7 @@
  * are not mapped in a child, and its parent's session ends with its parent. It may open a session of its own.
  *
  * Letters: T tokens of this rank, H hidden, I intermediate, E experts, K top-k, E_l = E / group size.
+ * Rank r holds experts r*E_l .. (r+1)*E_l-1, in this order, in its weights.
  * Tensors are dense, row-major. BF16 is the upper half of an IEEE 754 binary32.
  */
 #ifndef MOK_MOK_H
@@ -116,8 +119,8 @@ typedef struct mok_group_options {
 /**
  * Joins; collective, in any order of arrival. Sleeps until all ranks have joined.
  * Errors: MOK_ENAME; MOK_ERANGE ranks, device; MOK_ERANK rank outside 0..ranks-1 or taken; MOK_EMISMATCH ranks differ
- * on the size; MOK_EBUSY the device has a rank of this group already; MOK_ETIMEDOUT (the sentence names the missing
- * ranks); MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE.
+ * on the size; MOK_EBUSY the device has a rank of this group already; MOK_EEXIST this session is a rank of it already;
+ * MOK_ETIMEDOUT (the sentence names the missing ranks); MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE.
  */
 int mok_group_join(mok_session *session, const mok_group_options *options, mok_group **ret_group);
 /**
@@ -131,9 +134,10 @@ int mok_group_leave(mok_group *group);
 
 /**
  * Allocates `bytes` (> 0) of symmetric memory; collective: every rank asks for the same size in the same order.
- * Zeroed. Errors: MOK_EMISMATCH (sizes differ; all ranks get it), MOK_EQUOTA, MOK_ENOMEM, MOK_ETIMEDOUT, MOK_EPEER,
- * MOK_EFDS this process can take no more descriptors. On a CUDA device also MOK_ENOTSUP libcuda.so.1 is not here or too
- * old; MOK_ENODEV the process does not see the GPU; MOK_ESHARING CUDA runs in this process without the MPS that mokd's
+ * Zeroed. `timeout_ms` until all ranks have asked; 0: waits for ever.
+ * Errors: MOK_EMISMATCH (sizes differ; all ranks get it), MOK_EQUOTA, MOK_ENOMEM, MOK_ETIMEDOUT, MOK_EPEER, MOK_EFDS
+ * this process can take no more descriptors. On a CUDA device also MOK_ENOTSUP libcuda.so.1 is not here or too old;
+ * MOK_ENODEV the process does not see the GPU; MOK_ESHARING CUDA runs in this process without the MPS that mokd's
  * workers run under (the sentence has the remedy); MOK_EDEVICE.
  */
 int mok_buffer_alloc_symmetric(mok_group *group, uint64_t bytes, uint64_t timeout_ms, mok_buffer **ret_buffer);
@@ -149,12 +153,21 @@ void *mok_buffer_data(const mok_buffer *buffer);
 /** Bytes as they were asked for. */
 uint64_t mok_buffer_size(const mok_buffer *buffer);
 
-/** A region of a buffer. {NULL, 0, 0} means absent. `bytes` 0 with a buffer: up to the buffer's end. */
+/** A region of a buffer, see MOK_VIEW. {NULL, 0, 0} means absent. `bytes` 0 with a buffer: up to the buffer's end. */
 typedef struct mok_view {
     mok_buffer *buffer;
     uint64_t offset; /**< bytes; multiple of 16 */
     uint64_t bytes;
 } mok_view;
+
+/** A whole buffer, and a part of one, as expressions of type mok_view. */
+#ifdef __cplusplus
+#define MOK_VIEW_AT(buffer, offset, bytes) \
+    (mok_view{ (buffer), static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes) })
+#else
+#define MOK_VIEW_AT(buffer, offset, bytes) ((mok_view){ (buffer), (uint64_t)(offset), (uint64_t)(bytes) })
+#endif
+#define MOK_VIEW(buffer) MOK_VIEW_AT(buffer, 0, 0)
 
 /* ------------------------------------------------------------------ MXFP8 tensors */
 
@@ -217,13 +230,13 @@ typedef struct mok_layer_options {
     uint32_t hidden;              /**< H, multiple of 16 */
     uint32_t intermediate;        /**< I, multiple of 16 */
     uint32_t experts;             /**< E of the whole group, multiple of the group size */
-    uint32_t topk;                /**< K, 1..64 */
+    uint32_t topk;                /**< K, 1..64; may exceed E */
     uint32_t max_tokens;          /**< no rank submits more tokens than this; the same on all ranks */
     uint32_t precision;           /**< enum mok_precision */
     uint32_t shared_intermediate; /**< width of the shared expert, multiple of 16; 0: none */
     float clamp;                  /**< L > 0: gate <- min(gate, L), up <- min(max(up, -L), L); 0: none */
-    uint64_t ring_bytes;          /**< token ring; 0: the plan's choice */
-    uint32_t minibatch_rows;      /**< 0: the plan's choice */
+    uint64_t ring_bytes;          /**< token ring, at least a tile of rows, else MOK_ERANGE; 0: the plan's choice */
+    uint32_t minibatch_rows;      /**< rounded up to whole tiles, at most the ring; 0: the plan's choice */
     uint32_t comm_units;          /**< 0: the plan's choice */
 } mok_layer_options;
 
@@ -238,7 +251,8 @@ typedef struct mok_layer_memory {
 /** What mok_layer_create with these options takes; allocates nothing. Errors as mok_layer_create. */
 int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, mok_layer_memory *ret_memory);
 /**
- * Creates a layer; collective, same options and same order on all ranks.
+ * Creates a layer; collective, same options and same order on all ranks. `timeout_ms` until all ranks have asked; 0:
+ * waits for ever. mok_layer_describe tells the tiles, ring and minibatch that the plan came to.
  * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_EMISMATCH names the ranks and the option that
  * differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
  */
@@ -265,6 +279,8 @@ typedef struct mok_layer_params {
 
 /**
  * Binds parameters; replaces the earlier binding whole. -MOK_EBUSY while operations of the layer are in flight.
+ * All buffers, private ones too, must be on this rank's device. Forward needs all weights bound. Backward needs all
+ * weight gradients too, those of the shared expert included: else MOK_ESTATE (frozen weights are not supported yet).
  * Errors: MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER, MOK_EDTYPE (a scale with MOK_BF16), MOK_EARG (a gradient that
  * overlaps another parameter, a shared one without a shared expert) name the parameter. The earlier binding stays then.
  */
@@ -277,7 +293,8 @@ int mok_layer_bind(mok_layer *layer, const mok_layer_params *params);
 
 /**
  * out[t] = shared(x[t]) + sum over k ascending of topk_weight[t,k] * expert_{ids[t,k]}(x[t])
- * expert(v) = down (silu(gate v) * (up v)); ids -1: no expert.
+ * expert(v) = down (silu(gate v) * (up v)); ids -1: no expert. An expert that a token names several times counts once a
+ * slot, each with that slot's weight.
  */
 typedef struct mok_forward_args {
     size_t size;          /**< sizeof(mok_forward_args) */
@@ -308,7 +325,13 @@ typedef struct mok_backward_args {
 
 /**
  * Submits; never blocks. All ranks of the group submit the same sequence of operations on a layer; layers are
- * independent of each other. The views' memory belongs to the operation until it has completed.
+ * independent of each other. The views' memory belongs to the operation until it has completed; once this rank's has
+ * completed well, no other rank reads this rank's x or d_out any more. All views are of buffers on this rank's device.
+ *
+ * A submission that is refused at once is not one of the layer's sequence: correct it and submit it again (MOK_EAGAIN:
+ * once results were taken), since the other ranks' operation waits for it and would pair with whatever comes next. A
+ * rank that cannot go on leaves the group; the others then get MOK_EPEER.
+ *
  * Errors found at once: MOK_EARG, MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER, MOK_ESTATE (not bound), MOK_EBUSY
  * (being bound), MOK_EAGAIN (queue_entries operations are in flight or have results that nobody asked for yet: reap),
  * and what ended the group or the session. With 0 tokens only the context is needed.

@@ -1,32 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Clients on one GPU that die at bad moments. All of them are processes of their own; this one never starts CUDA. Without
- * MPS, where a death reaches nobody who has nothing to do with it.
+ * Clients on one GPU that die at bad moments. All of them are processes of their own; this one never starts CUDA.
+ * Without MPS, where a death reaches nobody who has nothing to do with it.
  */
 #include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <cmocka.h>
+
 #include "actor.h"
 #include "gpu.h"
 
-static const struct workload pair = { .hidden = 512, .intermediate = 256, .experts = 8, .topk = 2, .ep = 2,
-                                      .max_tokens = 600, .seed = 2, .forward_only = true };
-static const struct workload alone = { .hidden = 512, .intermediate = 256, .experts = 8, .topk = 2, .ep = 1,
-                                       .max_tokens = 600, .seed = 2, .forward_only = true };
+static const struct workload pair = { .hidden = 512,
+                                      .intermediate = 256,
+                                      .experts = 8,
+                                      .topk = 2,
+                                      .ep = 2,
+                                      .max_tokens = 600,
+                                      .seed = 2,
+                                      .forward_only = true };
+static const struct workload alone = { .hidden = 512,
+                                       .intermediate = 256,
+                                       .experts = 8,
+                                       .topk = 2,
+                                       .ep = 1,
+                                       .max_tokens = 600,
+                                       .seed = 2,
+                                       .forward_only = true };
 
 static struct actor_script script(const struct stack *stack, const char *group, const struct workload *problem,
                                   uint32_t rank, uint32_t device)
 {
-    return (struct actor_script){ .socket = stack->socket, .group = group, .problem = problem, .rank = rank,
-                                  .device = device, .tokens = 600, .first_token = 600u * rank,
+    return (struct actor_script){ .socket = stack->socket,
+                                  .group = group,
+                                  .problem = problem,
+                                  .rank = rank,
+                                  .device = device,
+                                  .tokens = 600,
+                                  .first_token = 600u * rank,
                                   .stop_at = ACTOR_STEPPING };
 }
 
@@ -109,7 +127,8 @@ static void device_comes_back(struct stack *stack, bool worker, long moment_us)
         if (code < 0)
             actor_kill(&after);
     }
-    printf("%s killed: operations of a new client were done %.0f ms later\n", worker ? "worker" : "client", now_ms() - start);
+    printf("%s killed: operations of a new client were done %.0f ms later\n", worker ? "worker" : "client",
+           now_ms() - start);
     assert_int_equal(code, 0);
 }
 

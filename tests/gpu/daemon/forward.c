@@ -3,19 +3,20 @@
  * The forward pass on a GPU through mokd: against the FP64 oracle and the host engine, at EP 1, 2 and 4 with a worker a
  * rank on one GPU; in the order of CUDA streams; beside a client's kernels; and through deaths.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <cuda_runtime_api.h>
 #include <math.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "busy.h"
 #include "gpu.h"
@@ -148,13 +149,26 @@ static int run(const struct stack *stack, const struct problem *p, const uint32_
     for (uint32_t r = 0; r < o->ep; r++)
         most = tokens[r] > most ? tokens[r] : most;
     for (uint32_t r = 0; r < o->ep; r++) {
-        t[r] = (struct part){ .stack = stack, .problem = p, .out = ret_out, .rank = r, .first = first,
-                              .tokens = tokens[r], .device = o->first_device + r, .repeats = o->repeats,
+        t[r] = (struct part){ .stack = stack,
+                              .problem = p,
+                              .out = ret_out,
+                              .rank = r,
+                              .first = first,
+                              .tokens = tokens[r],
+                              .device = o->first_device + r,
+                              .repeats = o->repeats,
                               .beside = o->beside };
-        t[r].workload = (struct workload){ .hidden = p->hidden, .intermediate = p->intermediate, .experts = p->experts,
-                                           .topk = p->topk, .ep = o->ep, .max_tokens = most, .clamp = p->clamp,
-                                           .shared_intermediate = p->shared_intermediate, .seed = 1,
-                                           .ring_bytes = o->ring_bytes, .forward_only = true };
+        t[r].workload = (struct workload){ .hidden = p->hidden,
+                                           .intermediate = p->intermediate,
+                                           .experts = p->experts,
+                                           .topk = p->topk,
+                                           .ep = o->ep,
+                                           .max_tokens = most,
+                                           .clamp = p->clamp,
+                                           .shared_intermediate = p->shared_intermediate,
+                                           .seed = 1,
+                                           .ring_bytes = o->ring_bytes,
+                                           .forward_only = true };
         first += tokens[r];
         pthread_create(&t[r].thread, NULL, run_rank, &t[r]);
     }
@@ -177,11 +191,24 @@ static double error_of(const uint16_t *got, const double *want, size_t count)
 
 static const struct problem_options cases[] = {
     { .hidden = 512, .intermediate = 256, .experts = 8, .topk = 2, .tokens = 500, .seed = 1 },
-    { .hidden = 208, .intermediate = 144, .experts = 8, .topk = 3, .tokens = 77, .routing = ROUTE_DUPLICATES, .masked = 0.3,
-      .weighting = WEIGHT_ZERO_NEGATIVE, .seed = 2 },
+    { .hidden = 208,
+      .intermediate = 144,
+      .experts = 8,
+      .topk = 3,
+      .tokens = 77,
+      .routing = ROUTE_DUPLICATES,
+      .masked = 0.3,
+      .weighting = WEIGHT_ZERO_NEGATIVE,
+      .seed = 2 },
     { .hidden = 16, .intermediate = 16, .experts = 4, .topk = 1, .tokens = 9, .routing = ROUTE_HOT_EXPERT, .seed = 3 },
     { .hidden = 256, .intermediate = 128, .experts = 4, .topk = 6, .tokens = 300, .routing = ROUTE_ZIPF, .seed = 4 },
-    { .hidden = 320, .intermediate = 192, .experts = 8, .topk = 2, .tokens = 200, .shared_intermediate = 96, .clamp = 0.5f,
+    { .hidden = 320,
+      .intermediate = 192,
+      .experts = 8,
+      .topk = 2,
+      .tokens = 200,
+      .shared_intermediate = 96,
+      .clamp = 0.5f,
       .seed = 5 },
     { .hidden = 128, .intermediate = 64, .experts = 4, .topk = 2, .tokens = 60, .masked = 1.0, .seed = 6 },
     { .hidden = 256, .intermediate = 128, .experts = 8, .topk = 4, .tokens = 3, .routing = ROUTE_HOT_RANK, .seed = 7 },
@@ -205,10 +232,12 @@ static void every_output_is_what_the_formulas_say_and_what_the_host_engine_gives
             struct rng rng = { cases[i].seed };
             uint32_t tokens[GPUS];
             problem_cut(p.tokens, ep, &rng, tokens);
-            struct run_options on_gpu = { .ep = ep, .repeats = 3 }, on_host = { .ep = ep, .first_device = GPUS, .repeats = 1 };
+            struct run_options on_gpu = { .ep = ep, .repeats = 3 },
+                               on_host = { .ep = ep, .first_device = GPUS, .repeats = 1 };
             assert_int_equal(run(&stack, &p, tokens, &on_gpu, gpu), 0);
             assert_int_equal(run(&stack, &p, tokens, &on_host, host), 0);
-            double error = error_of(gpu, want.array[RESULT_OUT], count), theirs = error_of(host, want.array[RESULT_OUT], count);
+            double error = error_of(gpu, want.array[RESULT_OUT], count),
+                   theirs = error_of(host, want.array[RESULT_OUT], count);
             printf("case %zu ep %u: error %.2e, host engine %.2e\n", i, ep, error, theirs);
             if (!(error <= tolerance))
                 fail_msg("case %zu, EP %u: relative error %g, at most %g", i, ep, error, tolerance);
@@ -233,8 +262,13 @@ static void repeats_have_the_same_bits_beside_a_clients_kernels(void **state)
     (void)state;
 
     assert_int_equal(gpu_stack_start(&stack, 2, 0), 0);
-    problem_make(&p, &(struct problem_options){ .hidden = 512, .intermediate = 384, .experts = 8, .topk = 4, .tokens = 700,
-                                                .routing = ROUTE_ZIPF, .seed = 9 });
+    problem_make(&p, &(struct problem_options){ .hidden = 512,
+                                                .intermediate = 384,
+                                                .experts = 8,
+                                                .topk = 4,
+                                                .tokens = 700,
+                                                .routing = ROUTE_ZIPF,
+                                                .seed = 9 });
     uint16_t *out = calloc(problem_rows_elements(&p), 2);
     uint32_t tokens[2] = { 400, 300 };
     double start = now_ms();
@@ -248,8 +282,14 @@ static void repeats_have_the_same_bits_beside_a_clients_kernels(void **state)
 static void a_bad_expert_id_is_named_and_nothing_is_written(void **state)
 {
     static const int32_t bad[] = { 8, INT32_MAX, -7 };
-    const struct workload w = { .hidden = 64, .intermediate = 32, .experts = 8, .topk = 2, .ep = 1, .max_tokens = 20,
-                                .seed = 1, .forward_only = true };
+    const struct workload w = { .hidden = 64,
+                                .intermediate = 32,
+                                .experts = 8,
+                                .topk = 2,
+                                .ep = 1,
+                                .max_tokens = 20,
+                                .seed = 1,
+                                .forward_only = true };
     struct stack stack;
     struct workload_rank rank;
     (void)state;
@@ -277,13 +317,22 @@ static void a_bad_expert_id_is_named_and_nothing_is_written(void **state)
 
 /* ------------------------------------------------------------------ streams */
 
-static const struct workload small = { .hidden = 256, .intermediate = 128, .experts = 8, .topk = 2, .ep = 1,
-                                       .max_tokens = 200, .seed = 3, .forward_only = true };
+static const struct workload small = { .hidden = 256,
+                                       .intermediate = 128,
+                                       .experts = 8,
+                                       .topk = 2,
+                                       .ep = 1,
+                                       .max_tokens = 200,
+                                       .seed = 3,
+                                       .forward_only = true };
 
 static int submit(const struct workload_rank *r, cudaStream_t stream, mok_ticket *ret)
 {
-    mok_forward_args args = { .size = sizeof(args), .tokens = r->tokens, .x = { .buffer = r->x },
-                              .ids = { .buffer = r->ids }, .topk_weight = { .buffer = r->weight },
+    mok_forward_args args = { .size = sizeof(args),
+                              .tokens = r->tokens,
+                              .x = { .buffer = r->x },
+                              .ids = { .buffer = r->ids },
+                              .topk_weight = { .buffer = r->weight },
                               .out = { .buffer = r->out } };
     return mok_layer_forward_on_stream(r->layer, &args, stream, ret);
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The tests on a GPU. Where a machine has a GPU but no compiler or libraries of ours, a packed build runs there:
-#   tests/gpu/daemon/run.sh pack BUILD_DIR FOLDER   puts programs, libraries and this script into FOLDER (needs no GPU)
-#   FOLDER/run.sh test [--mps] [FILTER]      runs them there; --mps: once more under an MPS control daemon of its own
-#   FOLDER/run.sh bench [OPTIONS...]         mok-bench layer --engine cuda OPTIONS...
+#   tests/gpu/daemon/run.sh pack BUILD FOLDER  puts programs, libraries and this script into FOLDER (needs no GPU)
+#   FOLDER/run.sh test [--mps] [FILTER]          runs them there; --mps: once more under an MPS control daemon of its own
+#   FOLDER/run.sh bench [OPTIONS...]             mok-bench layer --engine cuda OPTIONS...
 # Changes no setting of the GPU. Exit code 0 only if every test passed; 77 where there is no GPU.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

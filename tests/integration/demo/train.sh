@@ -145,6 +145,12 @@ case_precision() {
     [[ $(hash_of again) == "$(hash_of mxfp8-per128)" ]] || die "the repeat in mxfp8 has other parameters"
 }
 
+# The one-file example: both ranks compare with plain loops.
+case_two-ranks() {
+    "$bin/client/examples/two_ranks" >"$work/two.out" 2>&1 || die "two_ranks"
+    [[ $(grep -c '^rank [01]: ' "$work/two.out") -eq 2 && $(tail -n 1 "$work/two.out") == OK ]] || die "what it printed"
+}
+
 case_killed-rank() {
     "$train" "${small[@]}" --steps 100000 --log "$work/job.log" >"$work/job.out" 2>&1 &
     jobs_pid=$!

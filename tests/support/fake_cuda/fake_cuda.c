@@ -164,7 +164,8 @@ EXPORT int cuMemHostRegister_v2(void *memory, size_t size, unsigned flags);
 EXPORT int cuMemHostUnregister(void *memory);
 EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *at, void *memory, unsigned flags);
 EXPORT int cuStreamIsCapturing(void *stream, int *status);
-EXPORT int cuStreamBatchMemOp_v2(struct CUstream_st *stream, unsigned count, const struct operation *op, unsigned flags);
+EXPORT int cuStreamBatchMemOp_v2(struct CUstream_st *stream, unsigned count, const struct operation *op,
+                                 unsigned flags);
 EXPORT int cuGetErrorString(int code, const char **text);
 
 static bool started;

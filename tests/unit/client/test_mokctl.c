@@ -63,8 +63,9 @@ static void each_command_prints_its_table_and_exits_with_0(void **state)
     assert_int_equal(mokctl("jobs"), 0);
     assert_says("SESSION  JOB");
     assert_int_equal(mokctl("groups"), 0);
+    assert_says("USER");
     assert_says("1,-");
-    assert_int_equal(mokctl("layer"), 0);
+    assert_int_equal(mokctl("layers"), 0);
     assert_says("LAYER  GROUP  RANK  DEVICE  SESSION  HIDDEN  INTERMEDIATE  EXPERTS  TOPK  TOKENS  PRECISION");
     assert_says(
         "11     ep     1     1       7        2880    1440          128      4     8192    mxfp8-per128  8.0 PiB");
@@ -130,7 +131,7 @@ static void the_layers_in_json_have_their_shape_and_exact_bytes(void **state)
 static void the_plan_of_a_layer_is_mokd_s_lines(void **state)
 {
     (void)state;
-    assert_int_equal(mokctl("layer --explain 11"), 0);
+    assert_int_equal(mokctl("layer 11"), 0);
     assert_string_equal(output, FAKE_PLAN);
     assert_int_equal(mokctl("layer 11 --explain --rank 3"), 0);
     assert_int_equal(fake_seen(&fake, REQUEST(LAYER_DESCRIBE)), 2);
@@ -198,7 +199,7 @@ static void every_option_of_a_shape_reaches_mokd_and_json_has_the_memory(void **
     cJSON_Delete(root);
 }
 
-static void wrong_usage_exits_with_2_and_the_usage(void **state)
+static void wrong_usage_exits_with_2_and_says_what_is_wrong(void **state)
 {
     static const char *const bad[] = {
         "",
@@ -207,7 +208,9 @@ static void wrong_usage_exits_with_2_and_the_usage(void **state)
         "--frob status",
         "--socket",
         "status --socket=",
-        "layer 11",
+        "layer x",
+        "layer 11 12",
+        "layers 11 --hidden 64",
         "layer --explain",
         "layer --explain x",
         "layer --explain -- -1",
@@ -231,6 +234,7 @@ static void wrong_usage_exits_with_2_and_the_usage(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
         assert_int_equal(mokctl(bad[i]), 2);
         assert_says("mokctl: ");
+        assert_says("try: mokctl --help");
     }
     assert_int_equal(fake_seen(&fake, REQUEST(HELLO)), 0);
 }
@@ -275,6 +279,8 @@ static void a_plan_that_mokd_refuses_exits_with_1(void **state)
 static void a_mokd_that_cannot_be_reached_exits_with_3_and_what_to_do(void **state)
 {
     (void)state;
+    assert_int_equal(mokctl("status --socket /dev/null"), 3);
+    assert_says("/dev/null is no socket");
     assert_int_equal(mokctl("status --socket /nonexistent/mokd.sock"), 3);
     assert_says("no socket /nonexistent/mokd.sock");
     assert_says("Start it");
@@ -298,7 +304,7 @@ int main(void)
         TEST(the_plan_in_json_has_what_value_and_reason),
         TEST(a_shape_is_asked_with_its_defaults),
         TEST(every_option_of_a_shape_reaches_mokd_and_json_has_the_memory),
-        TEST(wrong_usage_exits_with_2_and_the_usage),
+        TEST(wrong_usage_exits_with_2_and_says_what_is_wrong),
         TEST(help_exits_with_0),
         TEST(an_error_from_mokd_exits_with_1_and_its_sentence),
         TEST(a_plan_that_mokd_refuses_exits_with_1),

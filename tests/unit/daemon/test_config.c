@@ -2,16 +2,21 @@
 /* The configuration parser: what it takes, and that it names file, line, key, value and bound of what it does not. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "config.h"
+#include "sharing.h"
 
 #define PATH_TEMPLATE "/tmp/mokd-config-XXXXXX"
 
@@ -173,8 +178,11 @@ static void refusals_name_line_key_value_and_bound(void **state)
     expect_refusal("[daemon]\nspeed = 1\n" DEVICE, 2, "[daemon] speed = 1: unknown key");
     expect_refusal("[daemon]\nworker =\n" DEVICE, 2, "worker: has no value");
     expect_refusal("[limits]\nqueue_entries = 3\n" DEVICE, 2, "queue_entries = 3: must be in 4..4096");
+    expect_refusal("[limits]\nqueue_entries = 100\n" DEVICE, 2,
+                   "queue_entries = 100: must be a power of two in 4..4096");
     expect_refusal("[limits]\nsessions = 0\n" DEVICE, 2, "sessions = 0: must be in 1..100000");
     expect_refusal(DEVICE "threads = 0\n", 2, "[device host0] threads = 0: must be in 1..1024");
+    expect_refusal(DEVICE "memory = 1K\n", 2, "memory = 1K: must be at least 1M");
     expect_refusal(DEVICE "memory = lots\n", 2, "memory = lots: not a number");
     expect_refusal(DEVICE "kind = tpu\n", 2, "kind = tpu: must be host or cuda");
     expect_refusal("[daemon]\nsharing = both\n" DEVICE, 2, "sharing = both: must be slices or mps");
@@ -262,6 +270,41 @@ static void what_is_no_regular_file_is_refused_unread(void **state)
     assert_non_null(strstr(sentences[0], "/dev/zero: is no regular file of at most 1048576 bytes"));
 }
 
+/* What listens, reads or just lies in a control daemon's place. */
+static void mps_needs_a_control_daemon_that_answers(void **state)
+{
+    struct mokd_config config = { .sharing = MOKD_SHARING_SLICES };
+    struct sockaddr_un at = { .sun_family = AF_UNIX };
+    struct mokd_error error = { 0 };
+    char dir[] = "/tmp/mok-mps-XXXXXX";
+    (void)state;
+
+    assert_int_equal(mokd_sharing_check(&config, &error), 0);
+    assert_non_null(mkdtemp(dir));
+    config.sharing = MOKD_SHARING_MPS;
+    snprintf(config.mps_pipe, sizeof(config.mps_pipe), "%s", dir);
+    assert_int_equal(mokd_sharing_check(&config, &error), -MOK_ESHARING);
+    assert_non_null(strstr(error.text, dir));
+    assert_non_null(strstr(error.text, "nvidia-cuda-mps-control -d"));
+
+    snprintf(at.sun_path, sizeof(at.sun_path), "%s/control", dir);
+    int control = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(control, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(control, 4), 0);
+    assert_int_equal(mokd_sharing_check(&config, &error), 0);
+    close(control); /* it died and left its socket */
+    assert_int_equal(mokd_sharing_check(&config, &error), -MOK_ESHARING);
+    unlink(at.sun_path);
+
+    assert_int_equal(mkfifo(at.sun_path, 0600), 0);
+    assert_int_equal(mokd_sharing_check(&config, &error), -MOK_ESHARING);
+    int reader = open(at.sun_path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    assert_int_equal(mokd_sharing_check(&config, &error), 0);
+    close(reader);
+    unlink(at.sun_path);
+    rmdir(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -278,6 +321,7 @@ int main(void)
         cmocka_unit_test(more_devices_than_the_bound_are_refused),
         cmocka_unit_test(a_file_that_is_not_there_is_named),
         cmocka_unit_test(what_is_no_regular_file_is_refused_unread),
+        cmocka_unit_test(mps_needs_a_control_daemon_that_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
