@@ -484,7 +484,7 @@ static void attached(void *cookie, uint32_t tag, const struct mokd_answer *answe
     struct mokd_session *session = cookie;
     struct mokd_error error = { 0 };
 
-    if (answer->code < 0 && answer->reply) {
+    if (answer->code < 0 && (answer->reply || answer->code == -MOK_EFDS || answer->code == -MOK_EQUOTA)) {
         mokd_error_set(&error, -MOK_EWORKER, "the new worker cannot map buffer %u: %s", tag, answer->text);
         mokd_session_close(session, error.code, error.text);
     }

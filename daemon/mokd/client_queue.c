@@ -13,12 +13,41 @@
 
 /* ------------------------------------------------------------------ the object */
 
-static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_device *device)
+static void uncharge(struct mokd_user *user, uint64_t bytes)
+{
+    mokd_user_give_bytes(user, bytes);
+    mokd_user_give_descriptors(user, QUEUE_DESCRIPTORS);
+}
+
+/* The queue's memory, whose layout depends on its entries alone, and its descriptors. */
+static int charge(struct mokd_user *user, uint32_t entries, uint64_t *ret_bytes, struct mokd_error *error)
+{
+    struct mok_queue_layout layout;
+
+    int r = mok_queue_layout(entries, &layout);
+    if (r < 0)
+        return mokd_error_set(error, r, "entries = %u: no queue: %s", entries, mok_error_text(r));
+    uint64_t bytes = mok_memory_round(layout.control_bytes) + mok_memory_round(layout.submit_bytes) +
+                     mok_memory_round(layout.inflight_bytes);
+    r = mokd_user_take_bytes(user, bytes, error);
+    if (r < 0)
+        return r;
+    r = mokd_user_take_descriptors(user, QUEUE_DESCRIPTORS, error);
+    if (r < 0) {
+        mokd_user_give_bytes(user, bytes);
+        return r;
+    }
+    *ret_bytes = bytes;
+    return 0;
+}
+
+static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_device *device, uint64_t bytes)
 {
     struct mokd_queue *queue = calloc(1, sizeof(*queue));
 
     if (!queue)
         return NULL;
+    queue->bytes = bytes;
     queue->session = session;
     queue->device = device;
     queue->ring = (struct mok_queue)MOK_QUEUE_INIT;
@@ -31,7 +60,7 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
 
 static void queue_free(struct mokd_queue *queue)
 {
-    mokd_user_give_descriptors(queue->session->user, QUEUE_DESCRIPTORS);
+    uncharge(queue->session->user, queue->bytes);
     queue->session->ops_done += queue->ops_done;
     TAILQ_REMOVE(&queue->session->queues, queue, link);
     TAILQ_REMOVE(&queue->device->queues, queue, device_link);
@@ -146,15 +175,16 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
 {
     struct mokd_error error = { 0 };
     struct mokd_device *device = NULL;
+    uint64_t bytes = 0;
 
     if (check_open(session, request, &device, &error) < 0 ||
-        mokd_user_take_descriptors(session->user, QUEUE_DESCRIPTORS, &error) < 0) {
+        charge(session->user, request->entries, &bytes, &error) < 0) {
         mokd_session_refuse(session, id, &error);
         return;
     }
-    struct mokd_queue *queue = queue_new(session, device);
+    struct mokd_queue *queue = queue_new(session, device, bytes);
     if (!queue)
-        mokd_user_give_descriptors(session->user, QUEUE_DESCRIPTORS);
+        uncharge(session->user, bytes);
     int r = queue ? mok_queue_create(request->entries, request->initial_counter, &queue->ring) : -MOK_ENOMEM;
     if (r < 0) {
         if (queue)

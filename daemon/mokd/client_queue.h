@@ -15,6 +15,7 @@ struct mokd_queue {
     struct mok_queue ring;
     bool open;    /* the worker serves it and the client has it */
     bool closing; /* the worker has been told to let go */
+    uint64_t bytes; /* charged to the user */
     uint64_t ops_done;
     struct mokd_call call;       /* the QueueOpen under way */
     struct mokd_call close_call; /* the QueueClose under way */

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 #include <sys/un.h>
 
@@ -526,6 +527,8 @@ static void check_whole(struct parser *parser)
     }
 }
 
+#define MAX_CONFIG_BYTES (1 << 20)
+
 static void set_defaults(struct mokd_config *config)
 {
     *config = (struct mokd_config){
@@ -546,12 +549,20 @@ int mokd_config_load(const char *path, mokd_config_report report, void *cookie, 
     struct mokd_config config;
     struct parser parser = { .path = path, .report = report, .cookie = cookie, .config = &config };
 
+    struct stat about;
+
     set_defaults(&config);
     parser.file = fopen(path, "re");
     if (!parser.file) {
         int error = errno;
         complain(&parser, "cannot be read: %s", strerror(error));
         return error == ENOENT ? -MOK_ENOENT : error == EACCES ? -MOK_EACCESS : -MOK_EIO;
+    }
+    if (fstat(fileno(parser.file), &about) < 0 || !S_ISREG(about.st_mode) || about.st_size > MAX_CONFIG_BYTES) {
+        complain(&parser, "is no regular file of at most %d bytes", MAX_CONFIG_BYTES);
+        fclose(parser.file);
+        mokd_config_release(&config);
+        return -MOK_EARG;
     }
     ini_parse_stream(read_line, &parser, take_key, &parser);
     check_last_line(&parser);

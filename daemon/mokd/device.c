@@ -2,6 +2,7 @@
 #include "device.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -75,12 +76,36 @@ static void send_start(struct mokd_device *device)
     mokd_device_send(device, &request, &device->bell, 1, START_TIMEOUT_MS, started, device, 0);
 }
 
+/* What mokd lacks says nothing about the device. */
+static bool is_shortage(int code)
+{
+    return code == -MOK_EFDS || code == -MOK_ENOMEM;
+}
+
+/* So that a worker can be started though others have taken all other descriptors. */
+void mokd_reserve_open(struct mokd_server *server)
+{
+    for (size_t i = 0; i < MOKD_RESERVE; i++)
+        if (server->reserve[i] < 0)
+            server->reserve[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+void mokd_reserve_close(struct mokd_server *server)
+{
+    for (size_t i = 0; i < MOKD_RESERVE; i++)
+        server->reserve[i] = mok_close(server->reserve[i]);
+}
+
 static void spawn(struct mokd_device *device)
 {
     struct mokd_error error = { 0 };
 
     device->state = MOKD_DEVICE_STARTING;
-    if (mokd_worker_spawn(device, device->worker_path, &device->worker, &error) < 0) {
+    mokd_reserve_close(device->server);
+    int r = mokd_worker_spawn(device, device->worker_path, &device->worker, &error);
+    mokd_reserve_open(device->server);
+    device->starved = r < 0 && is_shortage(error.code);
+    if (r < 0) {
         snprintf(device->reason, sizeof(device->reason), "%s", error.text);
         device->server->errors++;
         mok_log(MOK_LOG_ERROR, "device", "no worker", "device=%s error=\"%s\"", name_of(device), error.text);
@@ -114,7 +139,8 @@ static void respawn_later(struct mokd_device *device)
     device->up_ns = 0;
     if (device->server->workers_stopping)
         return;
-    device->short_lives = good ? 0 : device->short_lives + 1;
+    if (!device->starved)
+        device->short_lives = good ? 0 : device->short_lives + 1;
     if (device->hopeless || device->short_lives > MAX_SHORT_LIVES) {
         give_up(device);
         return;
@@ -122,6 +148,8 @@ static void respawn_later(struct mokd_device *device)
     uint64_t pause = 0;
     if (device->short_lives > 1)
         pause = (uint64_t)BACKOFF_FIRST_MS << (device->short_lives - 2);
+    if (device->starved && pause < TICK_MS)
+        pause = TICK_MS;
     if (pause > BACKOFF_MAX_MS)
         pause = BACKOFF_MAX_MS;
     device->restarts++;
@@ -164,6 +192,7 @@ static void tick(uv_timer_t *timer)
 {
     struct mokd_device *device = timer->data;
 
+    mokd_reserve_open(device->server);
     if (!device->worker)
         return;
     mokd_worker_check(device->worker);

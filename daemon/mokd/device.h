@@ -38,6 +38,7 @@ struct mokd_device {
     uint64_t up_ns;
     bool was_up;
     bool hopeless; /* the worker that dies now has said why no other would do better */
+    bool starved;  /* the last start failed for what mokd lacks: that counts as no life */
     unsigned short_lives; /* in a row */
     uint32_t restarts;
     uint64_t memory_used;            /* storage.c */
@@ -51,6 +52,10 @@ struct mokd_device {
 #define MOKD_WORKER_TIMEOUT_MS 10000u
 #define MOKD_WORKER_MAP_TIMEOUT_MS 120000u
 #define MOKD_WORKER_DROP_TIMEOUT_MS 60000u
+
+/* Descriptors that only the start of a worker may use. */
+void mokd_reserve_open(struct mokd_server *server);
+void mokd_reserve_close(struct mokd_server *server);
 
 int mokd_device_new(struct mokd_server *server, uint32_t index, const char *worker_path, struct mokd_device **ret);
 void mokd_device_free(struct mokd_device *device); /* its handles are closed */

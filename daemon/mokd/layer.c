@@ -495,7 +495,7 @@ void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__Lay
 
 /* ------------------------------------------------------------------ binding, destroying, describing */
 
-/* A change to one part. The group keeps its ranks until it has ended. */
+/* A change to one part; `may_fail`: a failed group answers with its failure. The group keeps its ranks until it has ended. */
 struct change {
     struct mokd_layer *layer;
     struct mokd_member *member;
@@ -503,7 +503,7 @@ struct change {
     struct mokd_buffer *bound[MOKD_PARAMS];
 };
 
-static struct change *change_begin(struct mokd_session *session, uint64_t id, uint32_t layer_id,
+static struct change *change_begin(struct mokd_session *session, uint64_t id, uint32_t layer_id, bool may_fail,
                                    struct mokd_error *error)
 {
     struct mokd_layer *layer;
@@ -511,6 +511,10 @@ static struct change *change_begin(struct mokd_session *session, uint64_t id, ui
 
     if (mokd_layer_find(session, layer_id, &layer, &member, error) < 0)
         return NULL;
+    if (may_fail && member->group->state == MOKD_GROUP_FAILED) {
+        mokd_member_failure(member, error);
+        return NULL;
+    }
     if (layer->part[member->rank].busy) {
         mokd_error_set(error, -MOK_EBUSY, "layer = %u: another change of it is under way", layer_id);
         return NULL;
@@ -565,7 +569,7 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
 {
     Mok__LayerParams none = MOK__LAYER_PARAMS__INIT;
     struct mokd_error error = { 0 };
-    struct change *change = change_begin(session, id, request->layer, &error);
+    struct change *change = change_begin(session, id, request->layer, true, &error);
 
     if (!change) {
         mokd_session_refuse(session, id, &error);
@@ -609,7 +613,7 @@ static void destroyed(void *cookie, uint32_t tag, const struct mokd_answer *answ
 void mokd_layer_destroy(struct mokd_session *session, uint64_t id, const Mok__LayerDestroy *request)
 {
     struct mokd_error error = { 0 };
-    struct change *change = change_begin(session, id, request->layer, &error);
+    struct change *change = change_begin(session, id, request->layer, false, &error);
     Mok__WorkerRequest message;
     Mok__WorkerLayerClose body;
 

@@ -186,6 +186,8 @@ static int start(struct mokd_server *server, const char *socket, const char *wor
     struct mokd_error error = { 0 };
 
     server->descriptor_share = descriptor_share();
+    memset(server->reserve, -1, sizeof(server->reserve));
+    mokd_reserve_open(server);
     int r = 0;
     if (getrandom(server->boot_id, sizeof(server->boot_id), 0) != sizeof(server->boot_id))
         r = mokd_error_set(&error, -MOK_EIO, "no random bytes");
@@ -210,6 +212,7 @@ static void free_all(struct mokd_server *server)
         mokd_device_free(server->devices[i]);
     free(server->devices);
     mokd_storage_stop(server);
+    mokd_reserve_close(server);
     int r = uv_loop_close(&server->loop);
     if (r < 0)
         mok_log(MOK_LOG_ERROR, "server", "the loop still has handles", "error=\"%s\"", uv_strerror(r));

@@ -17,6 +17,7 @@
 
 #define MOKD_PROTOCOL 1u /* of control.proto */
 #define MOKD_FEATURES 0ull
+#define MOKD_RESERVE 4
 #define MOKD_TEXT_MAX 512 /* bytes of a sentence in an answer */
 
 #define mokd_container_of(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
@@ -45,6 +46,7 @@ struct mokd_server {
     uint8_t boot_id[16];
     uint64_t started_ns;
     uint32_t descriptor_share; /* of mokd's descriptors, what one user's buffers, layers and queues may hold */
+    int reserve[MOKD_RESERVE]; /* descriptors given up while a worker is started: device.c */
     uint64_t last_session;
     uint32_t last_id; /* of queues, groups, buffers and layers */
     uint64_t errors;  /* requests refused, sessions ended by us, workers lost */

@@ -17,6 +17,7 @@
 #define MAX_STRANGERS 128u
 /* Replies that may wait for a client that does not read. */
 #define MAX_UNREAD_BYTES (256u * 1024u)
+#define MAX_UNREAD_DESCRIPTORS 64u
 /* Requests of a session that wait for something. */
 #define MAX_CALLS 512u
 #define READ_BATCH 16
@@ -102,6 +103,7 @@ void mokd_session_close(struct mokd_session *session, int code, const char *text
     if (session->state == MOKD_SESSION_CLOSING)
         return;
     log_end(session, code, text);
+    mok_wire_queue_clear(&session->out); /* so that the last event need not wait behind what is not sent any more */
     if (code) {
         Mok__Reply event = MOK__REPLY__INIT;
         event.code = code;
@@ -311,6 +313,7 @@ static struct mokd_session *session_new(struct mokd_server *server, int fd)
     session->server = server;
     session->fd = fd;
     session->out.max_bytes = MAX_UNREAD_BYTES;
+    session->out.max_fds = MAX_UNREAD_DESCRIPTORS;
     session->peer.pidfd = -1;
     session->started_ns = mok_now_ns();
     session->refs = 1; /* the connection */

@@ -35,36 +35,39 @@ struct mokd_fill {
 
 /* ------------------------------------------------------------------ charging */
 
-/* GPUs give memory in pieces of this; the device is charged for whole ones, the user for what was asked for. */
+/* GPUs give memory in pieces of this; the device is charged for whole ones, the user for whole pages. */
 #define CUDA_GRANULE (2u << 20)
 
 static uint64_t taken_bytes(const struct mokd_device *device, uint64_t bytes)
 {
     if (device->config->kind != MOK_DEVICE_CUDA)
-        return bytes;
+        return mok_memory_round(bytes);
     return (bytes + CUDA_GRANULE - 1) / CUDA_GRANULE * CUDA_GRANULE;
 }
 
 int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
                         struct mokd_error *error)
 {
-    uint64_t user_left = user->limits->bytes - user->bytes_used;
     uint64_t device_left = device->config->memory - device->memory_used;
     uint64_t taken = taken_bytes(device, bytes);
 
-    if (user->limits->bytes < user->bytes_used || bytes > user_left)
-        return mokd_error_set(error, -MOK_EQUOTA,
-                              "bytes = %" PRIu64 ": user %s may have %" PRIu64 " bytes and has %" PRIu64, bytes,
-                              user->name, user->limits->bytes, user->bytes_used);
-    if (taken < bytes || taken > device_left)
+    int r = mokd_user_take_bytes(user, bytes, error);
+    if (r < 0)
+        return r;
+    if (taken < bytes || taken > device_left) {
+        mokd_user_give_bytes(user, bytes);
         return mokd_error_set(error, -MOK_ENOMEM,
                               "bytes = %" PRIu64 ": device %s has %" PRIu64 " bytes, %" PRIu64 " of them in use", bytes,
                               device->config->name, device->config->memory, device->memory_used);
-    int r = mokd_user_take_descriptors(user, 1, error);
-    if (r < 0)
+    }
+    r = mokd_user_take_descriptors(user, 1, error);
+    if (r < 0) {
+        mokd_user_give_bytes(user, bytes);
         return r;
+    }
     struct mokd_storage *storage = calloc(1, sizeof(*storage));
     if (!storage) {
+        mokd_user_give_bytes(user, bytes);
         mokd_user_give_descriptors(user, 1);
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     }
@@ -72,7 +75,6 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
     storage->device = device;
     storage->bytes = bytes;
     storage->fd = -1;
-    user->bytes_used += bytes;
     device->memory_used += taken;
     *ret = storage;
     return 0;
@@ -80,7 +82,7 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
 
 static void discharge(struct mokd_storage *storage)
 {
-    storage->user->bytes_used -= storage->bytes;
+    mokd_user_give_bytes(storage->user, storage->bytes);
     storage->device->memory_used -= taken_bytes(storage->device, storage->bytes);
     mokd_user_give_descriptors(storage->user, 1);
     mokd_user_unref(storage->user);
@@ -196,13 +198,22 @@ int mokd_storage_fill(struct mokd_storage *const *list, size_t count, mokd_stora
 
 /* ------------------------------------------------------------------ releasing */
 
+/* A client that keeps its descriptor keeps an empty file: what it then touches, the kernel charges to the client. */
+static void give_back(const struct mokd_storage *storage)
+{
+    if (storage->device->config->kind == MOK_DEVICE_HOST)
+        mok_memory_empty(storage->fd, storage->bytes);
+}
+
 static void release_batch(uv_work_t *work)
 {
     struct mokd_storage_queue *queue = work->data;
     struct mokd_storage *storage;
 
-    TAILQ_FOREACH(storage, &queue->batch, link)
+    TAILQ_FOREACH(storage, &queue->batch, link) {
+        give_back(storage);
         storage->fd = mok_close(storage->fd);
+    }
 }
 
 static void start_release(struct mokd_storage_queue *queue);

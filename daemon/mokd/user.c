@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "user.h"
 
+#include <inttypes.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "memory.h"
 
 /* A name server may take seconds to answer, so it is asked outside the loop. */
 struct lookup {
@@ -78,6 +81,23 @@ void mokd_user_unref(struct mokd_user *user)
         return;
     TAILQ_REMOVE(&user->server->users, user, link);
     free(user);
+}
+
+int mokd_user_take_bytes(struct mokd_user *user, uint64_t bytes, struct mokd_error *error)
+{
+    uint64_t bound = user->limits->bytes, taken = mok_memory_round(bytes);
+
+    if (taken < bytes || user->bytes_used > bound || taken > bound - user->bytes_used)
+        return mokd_error_set(error, -MOK_EQUOTA,
+                              "bytes = %" PRIu64 ": user %s may have %" PRIu64 " bytes and has %" PRIu64, bytes,
+                              user->name, bound, user->bytes_used);
+    user->bytes_used += taken;
+    return 0;
+}
+
+void mokd_user_give_bytes(struct mokd_user *user, uint64_t bytes)
+{
+    user->bytes_used -= mok_memory_round(bytes);
 }
 
 int mokd_user_take_descriptors(struct mokd_user *user, uint32_t count, struct mokd_error *error)

@@ -29,6 +29,10 @@ struct mokd_user *mokd_user_ref(struct mokd_server *server, uid_t uid);
 struct mokd_user *mokd_user_hold(struct mokd_user *user);
 void mokd_user_unref(struct mokd_user *user); /* NULL is fine */
 
+/* Before he gets memory, in whole pages; give the same number back when it is gone. -MOK_EQUOTA. */
+int mokd_user_take_bytes(struct mokd_user *user, uint64_t bytes, struct mokd_error *error);
+void mokd_user_give_bytes(struct mokd_user *user, uint64_t bytes);
+
 /* Before mokd opens `count` descriptors for the user; give them back when they are closed. -MOK_EQUOTA. */
 int mokd_user_take_descriptors(struct mokd_user *user, uint32_t count, struct mokd_error *error);
 void mokd_user_give_descriptors(struct mokd_user *user, uint32_t count);

@@ -223,6 +223,30 @@ static bool read_one(struct mokd_worker *worker)
     return true;
 }
 
+/* The requests that wait are the last ones of all. */
+static struct request *first_waiting(const struct mokd_worker *worker)
+{
+    struct request *request = TAILQ_LAST(&worker->requests, request_list);
+
+    for (size_t i = 1; i < worker->out.packets && request; i++)
+        request = TAILQ_PREV(request, request_list, link);
+    return request;
+}
+
+/* One whose descriptors the kernel does not take is refused, so that those behind it get through. */
+static int flush(struct mokd_worker *worker)
+{
+    int r;
+
+    while ((r = mok_wire_queue_flush(&worker->out, worker->fd)) == -MOK_EFDS) {
+        struct request *request = first_waiting(worker);
+        mok_wire_queue_drop(&worker->out);
+        if (request)
+            send_failed(worker, request, r, true);
+    }
+    return r;
+}
+
 static void on_ready(uv_poll_t *poll, int status, int events)
 {
     struct mokd_worker *worker = poll->data;
@@ -232,10 +256,10 @@ static void on_ready(uv_poll_t *poll, int status, int events)
         return;
     }
     if (events & UV_WRITABLE) {
-        int r = mok_wire_queue_flush(&worker->out, worker->fd);
+        int r = flush(worker);
         if (r == -MOK_EDAEMON)
             hung_up(worker);
-        else if (r < 0 && r != -MOK_EFDS)
+        else if (r < 0)
             mokd_worker_kill(worker, "could not be written to");
         else if (r == 0)
             watch(worker, false);
@@ -388,6 +412,26 @@ static void discard(struct mokd_worker *worker)
     free_when_done(worker);
 }
 
+/* Half of what one user may hold, but any single request. */
+static size_t max_waiting_fds(const struct mokd_server *server)
+{
+    size_t half = server->descriptor_share / 2;
+    return half < MOK_WIRE_MAX_FDS ? MOK_WIRE_MAX_FDS : half;
+}
+
+static int spawn_code(int error)
+{
+    switch (error) {
+    case UV_EMFILE:
+    case UV_ENFILE:
+        return -MOK_EFDS;
+    case UV_ENOMEM:
+    case UV_EAGAIN:
+        return -MOK_ENOMEM;
+    }
+    return -MOK_EWORKER;
+}
+
 int mokd_worker_spawn(struct mokd_device *device, const char *path, struct mokd_worker **ret, struct mokd_error *error)
 {
     _cleanup_fd_ int its = -1;
@@ -397,6 +441,7 @@ int mokd_worker_spawn(struct mokd_device *device, const char *path, struct mokd_
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     worker->device = device;
     worker->fd = -1;
+    worker->out.max_fds = max_waiting_fds(device->server);
     TAILQ_INIT(&worker->requests);
     int r = make_sockets(&worker->fd, &its, error);
     if (r < 0) {
@@ -422,7 +467,7 @@ int mokd_worker_spawn(struct mokd_device *device, const char *path, struct mokd_
         uv_close((uv_handle_t *)&worker->process, handle_closed);
         uv_close((uv_handle_t *)&worker->poll, handle_closed);
         discard(worker);
-        return mokd_error_set(error, -MOK_EWORKER, "%s cannot be started: %s", path, uv_strerror(r));
+        return mokd_error_set(error, spawn_code(r), "%s cannot be started: %s", path, uv_strerror(r));
     }
     watch(worker, false);
     *ret = worker;

@@ -105,6 +105,15 @@ int mok_memory_create_open(const char *name, uint64_t bytes, int *ret_fd)
     return create(name, bytes, F_SEAL_GROW | F_SEAL_SHRINK, ret_fd);
 }
 
+void mok_memory_empty(int fd, uint64_t bytes)
+{
+    int r;
+
+    do
+        r = fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)mok_memory_round(bytes));
+    while (r < 0 && errno == EINTR);
+}
+
 int mok_memory_seal_future_write(int fd)
 {
     return fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0 ? memory_error(errno) : 0;

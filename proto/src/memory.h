@@ -28,6 +28,9 @@ uint64_t mok_memory_round(uint64_t bytes);
 int mok_memory_create(const char *name, uint64_t bytes, int *ret_fd);
 int mok_memory_create_open(const char *name, uint64_t bytes, int *ret_fd);
 
+/* Gives the pages back whoever else still holds the file, which keeps its size and reads as zeros. Best effort. */
+void mok_memory_empty(int fd, uint64_t bytes);
+
 /* From now on nobody gets write access any more; mappings that are writable already stay so. Final. */
 int mok_memory_seal_future_write(int fd);
 

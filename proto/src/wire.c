@@ -338,6 +338,8 @@ static int queue_push(struct mok_wire_queue *queue, const ProtobufCMessage *mess
         return r;
     if (queue->max_bytes > 0 && (queue->bytes > queue->max_bytes || size > queue->max_bytes - queue->bytes))
         return -MOK_EQUOTA;
+    if (queue->max_fds > 0 && count > 0 && (queue->fds > queue->max_fds || count > queue->max_fds - queue->fds))
+        return -MOK_EQUOTA;
     r = packet_new(message, fds, count, size, &packet);
     if (r < 0)
         return r;
@@ -347,6 +349,7 @@ static int queue_push(struct mok_wire_queue *queue, const ProtobufCMessage *mess
         queue->first = packet;
     queue->last = packet;
     queue->bytes += size;
+    queue->fds += packet->count;
     queue->packets++;
     return 1;
 }
@@ -359,6 +362,7 @@ static void queue_pop(struct mok_wire_queue *queue)
     if (!queue->first)
         queue->last = NULL;
     queue->bytes -= packet->size;
+    queue->fds -= packet->count;
     queue->packets--;
     packet_free(packet);
 }
@@ -386,6 +390,12 @@ int mok_wire_queue_flush(struct mok_wire_queue *queue, int fd)
         queue_pop(queue);
     }
     return 0;
+}
+
+void mok_wire_queue_drop(struct mok_wire_queue *queue)
+{
+    if (queue->first)
+        queue_pop(queue);
 }
 
 void mok_wire_queue_clear(struct mok_wire_queue *queue)

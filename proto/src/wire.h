@@ -66,25 +66,29 @@ int mok_wire_unpack(const ProtobufCMessageDescriptor *type, const void *bytes, s
 
 /*
  * Messages that wait until a non-blocking socket takes them, in order. Holds duplicates of their descriptors.
- * Zero-initialised is empty. `max_bytes` bounds the packed bytes that wait; 0: no bound.
+ * Zero-initialised is empty. `max_bytes` bounds the packed bytes that wait, `max_fds` the descriptors; 0: no bound.
  */
 struct mok_wire_packet;
 struct mok_wire_queue {
     struct mok_wire_packet *first, *last;
     size_t bytes;
     size_t packets;
+    size_t fds;
     size_t max_bytes;
+    size_t max_fds;
 };
 
 /*
  * Sends now if nothing waits and the socket takes it, else appends. 0: sent; 1: something waits, so watch the socket
- * for writability; -MOK_EQUOTA: would exceed max_bytes (the other end does not read); else as mok_wire_send, and
+ * for writability; -MOK_EQUOTA: would exceed a bound (the other end does not read); else as mok_wire_send, and
  * -MOK_EFDS when the descriptors cannot be duplicated. An error leaves the queue as it was.
  */
 int mok_wire_queue_send(struct mok_wire_queue *queue, int fd, const ProtobufCMessage *message, const int *fds,
                         size_t count);
 /* Call when the socket is writable. 0: nothing waits any more; 1: something does; else as mok_wire_send. */
 int mok_wire_queue_flush(struct mok_wire_queue *queue, int fd);
+/* Drops the message that waits longest. */
+void mok_wire_queue_drop(struct mok_wire_queue *queue);
 /* Drops what waits and closes the duplicates. */
 void mok_wire_queue_clear(struct mok_wire_queue *queue);
 

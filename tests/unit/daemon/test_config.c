@@ -259,6 +259,17 @@ static void a_file_that_is_not_there_is_named(void **state)
     assert_non_null(strstr(sentences[0], "/nonexistent/conf: cannot be read"));
 }
 
+static void what_is_no_regular_file_is_refused_unread(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    n_sentences = 0;
+    assert_int_equal(mokd_config_load("/dev/zero", take, NULL, &config), -MOK_EARG);
+    assert_int_equal(n_sentences, 1);
+    assert_non_null(strstr(sentences[0], "/dev/zero: is no regular file of at most 1048576 bytes"));
+}
+
 /* What listens, reads or just lies in a control daemon's place. */
 static void mps_needs_a_control_daemon_that_answers(void **state)
 {
@@ -309,6 +320,7 @@ int main(void)
         cmocka_unit_test(a_path_longer_than_a_socket_address_is_refused),
         cmocka_unit_test(more_devices_than_the_bound_are_refused),
         cmocka_unit_test(a_file_that_is_not_there_is_named),
+        cmocka_unit_test(what_is_no_regular_file_is_refused_unread),
         cmocka_unit_test(mps_needs_a_control_daemon_that_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -34,6 +34,7 @@ static void expect_text(const struct answer *answer, int code, const char *part)
 struct pair {
     struct client client[2];
     uint32_t group;
+    uint64_t queues; /* bytes charged for them */
 };
 
 static void open_pair(struct pair *pair, const struct daemon *daemon)
@@ -43,6 +44,7 @@ static void open_pair(struct pair *pair, const struct daemon *daemon)
         client_queue(&pair->client[i], i);
     }
     pair->group = client_join(pair->client, 2, "layers");
+    pair->queues = client_bytes_used(&pair->client[0]);
 }
 
 static void close_pair(struct pair *pair)
@@ -152,16 +154,16 @@ static void a_layer_is_charged_exactly_what_the_query_says(void **state)
         memory = *answer.reply->layer_query->memory;
         assert_non_null(strstr(answer.reply->layer_query->describe, "ring"));
     }
-    assert_int_equal(client_bytes_used(&pair.client[0]), 0);
+    assert_int_equal(client_bytes_used(&pair.client[0]), pair.queues);
     uint32_t layer = create(&pair, &created);
     assert_int_equal(created.symmetric_bytes, memory.symmetric_bytes);
     assert_int_equal(created.private_bytes, memory.private_bytes);
-    assert_int_equal(client_bytes_used(&pair.client[0]), 2 * (memory.symmetric_bytes + memory.private_bytes));
+    assert_int_equal(client_bytes_used(&pair.client[0]), pair.queues + 2 * (memory.symmetric_bytes + memory.private_bytes));
     destroy(&pair.client[0], layer, 0);
     /* the peer maps rank 0's symmetric workspace until its own part goes */
-    client_expect_bytes(&pair.client[0], 2 * memory.symmetric_bytes + memory.private_bytes);
+    client_expect_bytes(&pair.client[0], pair.queues + 2 * memory.symmetric_bytes + memory.private_bytes);
     destroy(&pair.client[1], layer, 0);
-    client_expect_bytes(&pair.client[0], 0);
+    client_expect_bytes(&pair.client[0], pair.queues);
     close_pair(&pair);
 }
 
@@ -238,7 +240,7 @@ static void ranks_that_differ_learn_field_and_values(void **state)
         _cleanup_answer_ struct answer answer = client_receive(&pair.client[i]);
         expect_text(&answer, -MOK_EMISMATCH, "ranks 0 and 1 differ on clamp: 0 and 7");
     }
-    assert_int_equal(client_bytes_used(&pair.client[0]), 0);
+    assert_int_equal(client_bytes_used(&pair.client[0]), pair.queues);
     close_pair(&pair);
 }
 
@@ -288,7 +290,7 @@ static void what_does_not_fit_the_device_is_refused_for_all(void **state)
         _cleanup_answer_ struct answer answer = client_receive(&pair.client[i]);
         expect_text(&answer, -MOK_ENOMEM, "rank 1: ");
     }
-    client_expect_bytes(&pair.client[0], (64 << 20) - 4096);
+    client_expect_bytes(&pair.client[0], pair.queues + (64 << 20) - 4096);
     close_pair(&pair);
 }
 
@@ -313,6 +315,24 @@ static void a_layer_is_destroyed_once_and_described_until_then(void **state)
     _cleanup_answer_ struct answer answer = client_ask(&pair.client[0], &request);
     assert_int_equal(answer.reply->code, -MOK_ENOENT);
     close_pair(&pair);
+}
+
+static void a_layer_of_a_failed_group_says_why_it_cannot_be_bound(void **state)
+{
+    struct pair pair;
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__LayerBind body = MOK__LAYER_BIND__INIT;
+
+    open_pair(&pair, *state);
+    body.layer = create(&pair, NULL);
+    client_close(&pair.client[1]);
+    _cleanup_answer_ struct answer event = client_receive(&pair.client[0]);
+    assert_int_equal(event.reply->body_case, MOK__REPLY__BODY_GROUP_FAILED);
+    request.body_case = MOK__REQUEST__BODY_LAYER_BIND;
+    request.layer_bind = &body;
+    _cleanup_answer_ struct answer answer = client_ask(&pair.client[0], &request);
+    expect_text(&answer, -MOK_EPEER, "group layers: rank 1 is gone");
+    client_close(&pair.client[0]);
 }
 
 static void the_layers_of_an_ended_session_go_with_it(void **state)
@@ -435,7 +455,7 @@ static void a_queue_that_serves_a_layer_is_not_given_back(void **state)
         client_open(&client[i], *state);
         queue[i] = client_queue(&client[i], i);
     }
-    pair = (struct pair){ { client[0], client[1] }, client_join(client, 2, "queues") };
+    pair = (struct pair){ { client[0], client[1] }, client_join(client, 2, "queues"), 0 };
     uint32_t layer = create(&pair, NULL);
     expect_queue_close(&pair.client[0], queue[0], -MOK_EBUSY, "of the session needs it");
     expect_queue_close(&pair.client[0], queue[1], -MOK_ENOENT, "has no such queue"); /* another session's */
@@ -459,6 +479,7 @@ int main(void)
         test(a_layer_needs_a_queue_on_its_device),
         test(what_does_not_fit_the_device_is_refused_for_all),
         test(a_layer_is_destroyed_once_and_described_until_then),
+        test(a_layer_of_a_failed_group_says_why_it_cannot_be_bound),
         test(the_layers_of_an_ended_session_go_with_it),
         test(a_binding_is_checked_parameter_by_parameter),
         test(what_is_bound_cannot_be_freed),

@@ -102,10 +102,10 @@ static void buffers_are_charged_and_come_back(void **state)
     uint32_t first = client_buffer(&client, 0, 1000);
     uint32_t second = client_buffer(&client, 1, 1 << 20);
     assert_int_not_equal(first, second);
-    assert_int_equal(client_bytes_used(&client), 1000 + (1 << 20));
+    assert_int_equal(client_bytes_used(&client), 4096 + (1 << 20)); /* whole pages */
     {
         _cleanup_answer_ struct answer status = client_status(&client);
-        assert_int_equal(status.reply->status->device[0]->memory_used, 1000);
+        assert_int_equal(status.reply->status->device[0]->memory_used, 4096);
         assert_int_equal(status.reply->status->device[1]->memory_used, 1 << 20);
         assert_int_equal(status.reply->status->job[0]->buffers, 2);
     }
@@ -170,11 +170,46 @@ static void a_user_has_no_more_than_his_limits(void **state)
     expect_refused(&other, 0, 0, (1 << 19) + 1, -MOK_EQUOTA, "may have 1048576 bytes and has 524288");
     client_buffer(&client, 0, 1);
     expect_refused(&client, 0, 0, 1, -MOK_EQUOTA, "the session has 2, and may have 2");
-    client_buffer(&other, 0, (1 << 19) - 1);
+    expect_refused(&other, 0, 0, (1 << 19) - 1, -MOK_EQUOTA, "has 528384"); /* that one byte took a page */
+    client_buffer(&other, 0, (1 << 19) - 4096);
     client_close(&client);
-    client_expect_bytes(&other, (1 << 19) - 1);
+    client_expect_bytes(&other, (1 << 19) - 4096);
     client_close(&other);
     assert_int_equal(daemon_stop(&daemon), 0);
+}
+
+static void freed_memory_is_gone_though_its_client_keeps_the_descriptor(void **state)
+{
+    struct client client;
+    Mok__BufferAlloc alloc;
+    Mok__Request request = ask_alloc(&alloc, 0, 0, 1 << 20);
+    struct stat status;
+
+    client_open(&client, *state);
+    _cleanup_answer_ struct answer answer = client_ask(&client, &request);
+    assert_int_equal(answer.reply->code, 0);
+    assert_int_equal(fstat(answer.fds.fd[0], &status), 0);
+    assert_int_equal(status.st_blocks, (1 << 20) / 512);
+    expect_free(&client, answer.reply->buffer_alloc->buffer, 0);
+    client_expect_bytes(&client, 0);
+    assert_int_equal(fstat(answer.fds.fd[0], &status), 0);
+    assert_int_equal(status.st_blocks, 0);
+    client_close(&client);
+}
+
+static void a_queue_is_charged_while_it_is_there(void **state)
+{
+    struct client client, other;
+
+    client_open(&client, *state);
+    client_open(&other, *state);
+    client_queue(&client, 0);
+    uint64_t bytes = client_bytes_used(&other);
+    assert_in_range(bytes, 3 * 4096, 1 << 20);
+    assert_int_equal(bytes % 4096, 0);
+    client_close(&client);
+    client_expect_bytes(&other, 0);
+    client_close(&other);
 }
 
 /* 96 descriptors: 48 of them for one user, however small his buffers are. */
@@ -396,6 +431,8 @@ int main(void)
         test(sizes_and_devices_that_are_not_there_are_refused),
         test(a_device_hands_out_no_more_than_it_has),
         cmocka_unit_test(a_user_has_no_more_than_his_limits),
+        test(freed_memory_is_gone_though_its_client_keeps_the_descriptor),
+        test(a_queue_is_charged_while_it_is_there),
         cmocka_unit_test(one_user_cannot_take_all_descriptors),
         cmocka_unit_test(a_worker_that_cannot_map_makes_the_allocation_fail_without_a_trace),
         cmocka_unit_test(a_buffer_in_use_stays),

@@ -171,6 +171,28 @@ static void a_worker_that_cannot_start_is_tried_again_with_pauses_and_the_others
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
+/* Connections take every descriptor of mokd that is left. */
+static void a_worker_is_replaced_though_no_descriptor_is_left(void **state)
+{
+    struct daemon daemon;
+    struct client watcher, hog[64];
+
+    (void)state;
+    daemon_start(&daemon, "[limits]\nsessions = 1\n[device host0]\n", 48);
+    client_open(&watcher, &daemon);
+    pid_t worker = wait_for_worker(&watcher, 0, 0);
+    for (int i = 0; i < 64; i++)
+        client_connect(&hog[i], &daemon);
+    sleep_ms(50);
+    assert_true(daemon_descriptors(&daemon) >= 47);
+    kill(worker, SIGKILL);
+    wait_for_worker(&watcher, 0, worker);
+    for (int i = 0; i < 64; i++)
+        client_close(&hog[i]);
+    client_close(&watcher);
+    assert_int_equal(daemon_stop(&daemon), 0);
+}
+
 #if defined(MOK_HAVE_CUDA)
 /* The memory of a GPU is the worker's to make and mokd's to keep; the fake worker's is a memfd. */
 static void memory_that_a_worker_made_outlives_it(void **state)
@@ -196,7 +218,7 @@ static void memory_that_a_worker_made_outlives_it(void **state)
     wait_for_worker(&client, 0, worker);
     assert_int_equal(pread(answer.fds.fd[0], word, 8, 0), 8);
     assert_string_equal(word, "kittens");
-    assert_int_equal(client_bytes_used(&client), 5000);
+    assert_int_equal(client_bytes_used(&client), 8192);
     _cleanup_answer_ struct answer status = client_status(&client);
     assert_int_equal(status.reply->status->device[0]->memory_used, 2 << 20);
 
@@ -204,7 +226,7 @@ static void memory_that_a_worker_made_outlives_it(void **state)
     _cleanup_answer_ struct answer none = client_ask(&client, &request);
     assert_int_equal(none.reply->code, -MOK_ENOMEM);
     assert_non_null(strstr(none.reply->text, "device poor does not give them: out of memory"));
-    assert_int_equal(client_bytes_used(&client), 5000);
+    assert_int_equal(client_bytes_used(&client), 8192);
     client_close(&client);
     assert_int_equal(daemon_stop(&daemon), 0);
 }
@@ -241,6 +263,7 @@ int main(void)
         test(a_group_fails_with_the_worker_of_one_of_its_ranks),
         test(private_buffers_outlive_the_worker),
         test(a_session_ends_cleanly_while_its_worker_is_dead),
+        cmocka_unit_test(a_worker_is_replaced_though_no_descriptor_is_left),
 #if defined(MOK_HAVE_CUDA)
         cmocka_unit_test(memory_that_a_worker_made_outlives_it),
         cmocka_unit_test(a_gpu_that_cannot_be_opened_has_failed_at_once_and_says_why),

@@ -165,6 +165,25 @@ static void before_the_seal_there_is_a_way_to_write(void **state)
     mok_close(fd);
 }
 
+static void emptied_memory_holds_no_page_though_others_hold_the_file(void **state)
+{
+    (void)state;
+    struct stat st;
+    uint8_t *address;
+    int fd;
+
+    assert_int_equal(mok_memory_create("mok-test", BYTES + 1, &fd), 0);
+    assert_int_equal(mok_memory_map(fd, BYTES + 1, MOK_MAP_WRITE, (void **)&address), 0);
+    memset(address, 7, BYTES + 1);
+    mok_memory_empty(fd, BYTES + 1);
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(st.st_blocks, 0);
+    assert_int_equal(st.st_size, BYTES + 1);
+    assert_int_equal(address[BYTES], 0);
+    mok_memory_unmap(address, BYTES + 1);
+    mok_close(fd);
+}
+
 static void creating_and_dropping_a_thousand_times_leaves_nothing(void **state)
 {
     (void)state;
@@ -190,6 +209,7 @@ int main(void)
         cmocka_unit_test(mapping_refuses_what_is_too_small_or_could_shrink),
         cmocka_unit_test(after_the_seal_no_process_of_any_user_gets_to_write),
         cmocka_unit_test(before_the_seal_there_is_a_way_to_write),
+        cmocka_unit_test(emptied_memory_holds_no_page_though_others_hold_the_file),
         cmocka_unit_test(creating_and_dropping_a_thousand_times_leaves_nothing),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);

@@ -518,6 +518,27 @@ static void an_end_that_never_reads_meets_the_bound_of_the_queue(void **state)
     mok_close(null);
 }
 
+static void descriptors_that_wait_have_a_bound_of_their_own(void **state)
+{
+    struct link *link = *state;
+    struct mok_wire_queue queue = { .max_fds = 3 };
+    int null = open_null();
+    const int sent[] = { null, null };
+
+    set_nonblocking(link->a);
+    fill_socket(link->a);
+    assert_int_equal(mok_wire_queue_send(&queue, link->a, &hello("x")->base, sent, 2), 1);
+    assert_int_equal(mok_wire_queue_send(&queue, link->a, &hello("x")->base, sent, 2), -MOK_EQUOTA);
+    assert_int_equal(mok_wire_queue_send(&queue, link->a, &hello("x")->base, sent, 1), 1);
+    assert_int_equal(mok_wire_queue_send(&queue, link->a, &hello("x")->base, NULL, 0), 1);
+    mok_wire_queue_drop(&queue);
+    assert_int_equal(queue.packets, 2);
+    assert_int_equal(mok_wire_queue_send(&queue, link->a, &hello("x")->base, sent, 2), 1);
+    mok_wire_queue_clear(&queue);
+    assert_int_equal(queue.fds, 0);
+    mok_close(null);
+}
+
 static void a_message_whose_descriptors_cannot_be_kept_is_refused_and_leaks_nothing(void **state)
 {
     struct link *link = *state;
@@ -626,6 +647,7 @@ int main(void)
         link_test(at_the_descriptor_limit_the_receiver_gets_a_named_error_and_leaks_nothing),
         link_test(messages_that_do_not_fit_wait_in_order_with_their_descriptors),
         link_test(an_end_that_never_reads_meets_the_bound_of_the_queue),
+        link_test(descriptors_that_wait_have_a_bound_of_their_own),
         link_test(a_message_whose_descriptors_cannot_be_kept_is_refused_and_leaks_nothing),
         link_test(flushing_to_an_end_that_is_gone_is_an_error),
         link_test(the_other_end_is_known_by_the_kernels_word_and_by_a_pidfd),
