@@ -38,6 +38,7 @@ struct rig {
     uint32_t tokens, threads;
     struct seat seat[MAX_RANKS];
     struct mok_dispatch_view view[MAX_RANKS];
+    struct mok_layer_flags *flags; /* [ep] */
     struct mok_peer peer[MAX_RANKS];
     sem_t moved;
     uint64_t seq;
@@ -111,6 +112,7 @@ static struct rig *rig_open(const struct workload *workload, uint32_t tokens, ui
     rig->workload = *workload;
     rig->tokens = tokens;
     rig->threads = threads;
+    rig->flags = zeroed(workload->ep * sizeof(*rig->flags));
     sem_init(&rig->moved, 0, 0);
     for (uint32_t r = 0; r < workload->ep; r++) {
         struct seat *s = &rig->seat[r];
@@ -137,7 +139,7 @@ static struct rig *rig_open(const struct workload *workload, uint32_t tokens, ui
         check(mok_host_engine.layer_open(s->engine, &s->plan, symmetric, s->private_memory, &s->layer, &message), &message);
         rig->view[r] = (struct mok_dispatch_view){ .ep = workload->ep, .rank = r };
         for (uint32_t q = 0; q < workload->ep; q++)
-            rig->view[r].flags[q] = symmetric[q];
+            rig->view[r].flags[q] = &rig->flags[q];
     }
     return rig;
 }
@@ -153,6 +155,7 @@ static void rig_close(struct rig *rig)
         free(s->context);
     }
     sem_destroy(&rig->moved);
+    free(rig->flags);
     free(rig);
 }
 

@@ -257,7 +257,11 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  * differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
  */
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
-/** Destroys; -MOK_EBUSY while operations are in flight; after any other error it is gone. NULL is fine. */
+/**
+ * Destroys; -MOK_EBUSY while operations are in flight; after any other error it is gone. NULL is fine. Every rank does
+ * it for itself: an operation that another rank submits to this layer afterwards finds this rank missing, and ends by
+ * mok_cancel or with the group.
+ */
 int mok_layer_destroy(mok_layer *layer);
 /** Copies the plan, "what = value (reason)" lines, and returns the length without the terminator, as snprintf. */
 int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacity);
