@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the tables of README.md from tests/bench/results/*.jsonl.
+"""Makes the tables of README.md and tests/bench/README.md from tests/bench/results/*.jsonl.
 
 Between `<!-- table NAME -->` and `<!-- end table -->` stands what this script makes of NAME's records:
-    tables.py            rewrites README.md
+    tables.py            rewrites both
     tables.py --print    prints the tables, changes nothing
-    tables.py --check    exit code 1 when README.md is not what the results say
+    tables.py --check    exit code 1 when one is not what the results say
 """
 import json
 import pathlib
@@ -89,20 +89,24 @@ def render(match):
     return f"<!-- table {name} -->\n{body}\n<!-- end table -->"
 
 
+PAGES = [ROOT / "README.md", ROOT / "tests" / "bench" / "README.md"]
+BLOCK = re.compile(r"<!-- table ([\w-]+) -->\n.*?<!-- end table -->", flags=re.S)
+
+
 def main():
-    path = ROOT / "README.md"
-    old = path.read_text()
-    new = re.sub(r"<!-- table ([\w-]+) -->\n.*?<!-- end table -->", render, old, flags=re.S)
     options = sys.argv[1:]
     if options not in ([], ["--print"], ["--check"]):
         sys.exit(f"tables.py: {' '.join(options)}: must be --print, --check or nothing")
-    if options == ["--print"]:
-        for match in re.finditer(r"<!-- table ([\w-]+) -->\n.*?<!-- end table -->", new, flags=re.S):
-            print(f"{match.group(1)}\n\n" + "\n".join(match.group(0).splitlines()[1:-1]) + "\n")
-        return
-    if options == ["--check"]:
-        sys.exit(0 if new == old else "README.md: tables are not what tests/bench/results says; run tests/bench/tables.py")
-    path.write_text(new)
+    for path in PAGES:
+        old = path.read_text()
+        new = BLOCK.sub(render, old)
+        if options == ["--print"]:
+            for match in BLOCK.finditer(new):
+                print(f"{match.group(1)}\n\n" + "\n".join(match.group(0).splitlines()[1:-1]) + "\n")
+        elif options == ["--check"] and new != old:
+            sys.exit(f"{path}: tables are not what tests/bench/results says; run tests/bench/tables.py")
+        elif not options:
+            path.write_text(new)
 
 
 if __name__ == "__main__":
