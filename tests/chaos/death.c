@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "actor.h"
@@ -17,13 +16,6 @@ enum { TWO_SECONDS = 2000, LONG = 30000 };
 
 static const struct workload small = { .hidden = 64, .intermediate = 96, .experts = 4, .topk = 2, .ep = 2, .max_tokens = 64,
                                       .context_mode = MOK_CONTEXT_FULL, .seed = 7 };
-
-static double now_ms(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec * 1e-6;
-}
 
 static struct actor_script script(const struct stack *stack, const char *group, uint32_t rank, enum actor_phase stop, int steps)
 {
@@ -76,14 +68,14 @@ static int survivor_code(const struct stack *stack, const char *group, struct ac
         usleep((useconds_t)delay_us);
         actor_kill(victim);
     } else {
-        double end = now_ms() + (double)delay_us * 1e-3;
-        while (now_ms() < end && (code = workload_step(&rank, NULL, NULL)) == 0)
+        double end = stack_now_ms() + (double)delay_us * 1e-3;
+        while (stack_now_ms() < end && (code = workload_step(&rank, NULL, NULL)) == 0)
             ;
         assert_int_equal(code, 0);
         assert_int_equal(workload_forward(&rank, &ticket), 0);
         actor_kill(victim);
     }
-    double start = now_ms();
+    double start = stack_now_ms();
     mok_result result = { 0 };
     code = mok_wait(rank.session, ticket, 10000000000, &result);
     /* What the victim had submitted before it died may still complete: its steps are forward and backward in turn. */
@@ -94,7 +86,7 @@ static int survivor_code(const struct stack *stack, const char *group, struct ac
             code = mok_wait(rank.session, ticket, 10000000000, &result);
     }
     code = code < 0 ? code : result.code;
-    assert_true(now_ms() - start < TWO_SECONDS);
+    assert_true(stack_now_ms() - start < TWO_SECONDS);
     workload_close(&rank);
     return code;
 }
@@ -188,16 +180,16 @@ static void a_killed_worker_fails_its_groups_with_a_code_and_comes_back(void **s
         mok_ticket ticket;
         assert_int_equal(workload_forward(&rank, &ticket), 0);
         kill(worker[round % 2], SIGKILL);
-        double start = now_ms();
+        double start = stack_now_ms();
         int code = 0;
-        while (code == 0 && now_ms() - start < 2 * TWO_SECONDS) {
+        while (code == 0 && stack_now_ms() - start < 2 * TWO_SECONDS) {
             mok_result result = { 0 };
             code = ticket ? mok_wait(rank.session, ticket, 3000000000, &result) : 0;
             code = code < 0 ? code : result.code;
             if (code == 0)
                 code = workload_forward(&rank, &ticket);
         }
-        assert_true(now_ms() - start < TWO_SECONDS);
+        assert_true(stack_now_ms() - start < TWO_SECONDS);
         if (code != -MOK_EWORKER && code != -MOK_EPEER)
             fprintf(stderr, "round %d: %s: %s\n", round, mok_error_name(code), mok_last_error());
         assert_true(code == -MOK_EWORKER || code == -MOK_EPEER);
@@ -226,12 +218,12 @@ static void a_killed_mokd_releases_every_client_and_leaves_no_worker(void **stat
     mok_ticket ticket;
     assert_int_equal(workload_forward(&rank, &ticket), 0); /* its peer never submits: it is pending */
     kill(stack.mokd, SIGKILL);
-    double start = now_ms();
+    double start = stack_now_ms();
     mok_result result = { 0 };
     int code = mok_wait(rank.session, ticket, 10000000000, &result);
     code = code < 0 ? code : result.code;
     assert_int_equal(code, -MOK_EDAEMON);
-    assert_true(now_ms() - start < TWO_SECONDS);
+    assert_true(stack_now_ms() - start < TWO_SECONDS);
     assert_true(strlen(mok_last_error()) > 0);
     code = workload_forward(&rank, &ticket); /* refused, or ended as soon as the death is seen */
     if (code == 0)
@@ -239,7 +231,7 @@ static void a_killed_mokd_releases_every_client_and_leaves_no_worker(void **stat
     assert_int_equal(code, -MOK_EDAEMON);
     workload_close(&rank);
     actor_kill(&peer);
-    while (now_ms() - start < TWO_SECONDS && (kill(worker[0], 0) == 0 || kill(worker[1], 0) == 0))
+    while (stack_now_ms() - start < TWO_SECONDS && (kill(worker[0], 0) == 0 || kill(worker[1], 0) == 0))
         usleep(10000);
     assert_int_equal(kill(worker[0], 0), -1);
     assert_int_equal(kill(worker[1], 0), -1);
@@ -260,11 +252,11 @@ static void sigterm_of_mokd_ends_waiting_clients_with_a_code(void **state)
     assert_int_equal(workload_forward(&rank, &ticket), 0);
     assert_int_equal(stack_stop(&stack), 0);
     mok_result result = { 0 };
-    double start = now_ms();
+    double start = stack_now_ms();
     int code = mok_wait(rank.session, ticket, 10000000000, &result);
     code = code < 0 ? code : result.code;
     assert_true(code == -MOK_EDAEMON || code == -MOK_ESESSION || code == -MOK_EPEER);
-    assert_true(now_ms() - start < TWO_SECONDS);
+    assert_true(stack_now_ms() - start < TWO_SECONDS);
     workload_close(&rank);
     actor_kill(&peer);
 }

@@ -6,15 +6,9 @@
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-static double now_ms(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec * 1e-6;
-}
+#include "stack.h"
 
 static void report(const struct actor_script *script, int pipe, enum actor_phase phase)
 {
@@ -80,11 +74,11 @@ int actor_start(struct actor *actor, const struct actor_script *script)
 
 int actor_await(struct actor *actor, enum actor_phase phase, int timeout_ms)
 {
-    double end = now_ms() + timeout_ms;
+    double end = stack_now_ms() + timeout_ms;
     for (;;) {
         char byte;
         struct pollfd pollfd = { .fd = actor->pipe, .events = POLLIN };
-        int left = (int)(end - now_ms());
+        int left = (int)(end - stack_now_ms());
         if (left < 0 || poll(&pollfd, 1, left) <= 0 || read(actor->pipe, &byte, 1) != 1)
             return -1;
         if (byte == (char)phase)
@@ -111,10 +105,10 @@ void actor_kill(struct actor *actor)
 
 int actor_join(struct actor *actor, int timeout_ms)
 {
-    double end = now_ms() + timeout_ms;
+    double end = stack_now_ms() + timeout_ms;
     int status;
     while (waitpid(actor->pid, &status, WNOHANG) == 0) {
-        if (now_ms() > end)
+        if (stack_now_ms() > end)
             return -1;
         usleep(5000);
     }

@@ -22,6 +22,13 @@
 
 enum { START_MS = 20000, STOP_MS = 10000 };
 
+double stack_now_ms(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec * 1e-6;
+}
+
 static void sleep_ms(long ms)
 {
     struct timespec ts = { ms / 1000, ms % 1000 * 1000000 };

@@ -43,6 +43,9 @@ long stack_resident_kb(pid_t pid);
 /* Number of processes whose parent is `pid`. */
 size_t stack_children(pid_t pid);
 
+/* A monotonic clock. */
+double stack_now_ms(void);
+
 /* Path of a built program, e.g. stack_program("daemon/mokd/mokd"); MOK_BUILD_DIR says where. Static buffer. */
 const char *stack_program(const char *relative);
 

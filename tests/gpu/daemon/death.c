@@ -88,13 +88,6 @@ static void a_killed_clients_peer_ends_with_a_code_and_others_go_on(void **state
     assert_int_equal(stack_stop(&stack), 0);
 }
 
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 /*
  * Under MPS the death of one may be the death of all on that GPU. Whatever it is, those who come later find the device
  * usable again. `worker`: the worker is killed, else the client.
@@ -116,19 +109,19 @@ static void device_comes_back(struct stack *stack, bool worker, long moment_us)
     } else {
         actor_kill(&victim);
     }
-    double start = now_ms();
+    double start = stack_now_ms();
     int code = -1;
     s = script(stack, "after", &alone, 0, 0);
     s.stop_at = ACTOR_FINISHED;
     s.steps = 5;
-    while (code != 0 && now_ms() - start < 10000) {
+    while (code != 0 && stack_now_ms() - start < 10000) {
         assert_int_equal(actor_start(&after, &s), 0);
         code = actor_join(&after, 8000);
         if (code < 0)
             actor_kill(&after);
     }
     printf("%s killed: operations of a new client were done %.0f ms later\n", worker ? "worker" : "client",
-           now_ms() - start);
+           stack_now_ms() - start);
     assert_int_equal(code, 0);
 }
 

@@ -35,13 +35,6 @@ static void sleep_ms(long ms)
     nanosleep(&t, NULL);
 }
 
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 #define cuda(call) assert_int_equal(call, cudaSuccess)
 
 /* ------------------------------------------------------------------ one problem on one kind of device */
@@ -271,9 +264,9 @@ static void repeats_have_the_same_bits_beside_a_clients_kernels(void **state)
                                                 .seed = 9 });
     uint16_t *out = calloc(problem_rows_elements(&p), 2);
     uint32_t tokens[2] = { 400, 300 };
-    double start = now_ms();
+    double start = stack_now_ms();
     assert_int_equal(run(&stack, &p, tokens, &(struct run_options){ .ep = 2, .repeats = 200, .beside = true }, out), 0);
-    printf("200 forwards at EP 2 beside a client kernel each: %.0f ms\n", now_ms() - start);
+    printf("200 forwards at EP 2 beside a client kernel each: %.0f ms\n", stack_now_ms() - start);
     free(out);
     problem_free(&p);
     assert_int_equal(stack_stop(&stack), 0);
@@ -404,10 +397,10 @@ static void stream_goes_on(struct stack *stack, pid_t victim, struct workload_ra
     assert_int_equal(busy_launch(1, 100000000, stream), 0);
     assert_int_equal(submit(rank, stream, &ticket), 0);
     kill(victim, SIGKILL);
-    double start = now_ms();
+    double start = stack_now_ms();
     cuda(cudaStreamSynchronize(stream));
-    printf("stream released %.0f ms after the kill (its own kernel takes 100)\n", now_ms() - start);
-    assert_true(now_ms() - start < 3000);
+    printf("stream released %.0f ms after the kill (its own kernel takes 100)\n", stack_now_ms() - start);
+    assert_true(stack_now_ms() - start < 3000);
     assert_int_equal(mok_wait(rank->session, ticket, WAIT_NS, &result), 0);
     assert_int_equal(result.code, want);
     cuda(cudaStreamDestroy(stream));
@@ -432,17 +425,17 @@ static void a_killed_worker_releases_streams_and_comes_back_with_all_memory(void
     uint64_t want = workload_hash(&rank);
     assert_int_equal(stack_workers(&stack, worker, GPUS), 1);
     stream_goes_on(&stack, worker[0], &rank, -MOK_EWORKER);
-    double start = now_ms();
+    double start = stack_now_ms();
     int code = -1;
-    while (code < 0 && now_ms() - start < 10000) {
+    while (code < 0 && stack_now_ms() - start < 10000) {
         code = workload_open(&again, &small, 0, 200, 0, stack.socket, "again", 0);
         if (code < 0)
             sleep_ms(50);
     }
     assert_int_equal(code, 0);
     assert_int_equal(forward(&again), 0);
-    printf("new operations worked %.0f ms after the worker's death was seen\n", now_ms() - start);
-    assert_true(now_ms() - start < 3000);
+    printf("new operations worked %.0f ms after the worker's death was seen\n", stack_now_ms() - start);
+    assert_true(stack_now_ms() - start < 3000);
     assert_true(workload_hash(&again) == want);
     workload_copy(after, (char *)mok_buffer_data(kept) + (63u << 20), sizeof(after));
     assert_memory_equal(after, before, sizeof(after));
