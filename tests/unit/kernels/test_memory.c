@@ -235,16 +235,20 @@ static void engines_and_layers_that_come_and_go_leave_nothing(void **state)
     for (int n = 0; n < 20; n++)
         open_and_close(&p, 2);
     uint32_t descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
-    long kib = resident_kib();
-    for (int n = 0; n < 200; n++)
-        open_and_close(&p, 2);
-    assert_int_equal(entries("/proc/self/fd"), descriptors);
-    assert_int_equal(entries("/proc/self/task"), threads);
-#ifndef MOK_SANITIZED /* sanitizers keep freed memory for a while */
-    assert_true(resident_kib() - kib < 512);
-#else
-    (void)kib;
+    /* The allocator may take an arena for a thread at any time and keep it; a leak grows in every round. */
+    bool grows = true;
+    for (int round = 0; round < 6 && grows; round++) {
+        long kib = resident_kib();
+        for (int n = 0; n < 200; n++)
+            open_and_close(&p, 2);
+        assert_int_equal(entries("/proc/self/fd"), descriptors);
+        assert_int_equal(entries("/proc/self/task"), threads);
+        grows = resident_kib() - kib >= 256;
+#ifdef MOK_SANITIZED /* sanitizers keep freed memory for a while, and find leaks themselves */
+        grows = false;
 #endif
+    }
+    assert_false(grows);
     problem_free(&p);
 }
 
