@@ -31,6 +31,7 @@ enum dispatcher_command_kind {
     COMMAND_LAYER_OPEN,
     COMMAND_LAYER_BIND,  /* -MOK_EBUSY while operations are in flight */
     COMMAND_LAYER_CLOSE, /* the same; but once the group is broken it is answered when nothing of it runs */
+    COMMAND_SHARE, /* what a user may claim from now on */
     COMMAND_STATS,
     COMMAND_OP_QUERY,
     COMMAND_STOP, /* completes all that is owed with `code`, closes the rings, ends the thread */
@@ -52,10 +53,14 @@ struct dispatcher_command {
         uint64_t ops_done, device_ns, errors;
         struct dispatcher_queue_stats {
             uint32_t queue;
-            uint64_t ops_done, device_ns;
+            uint64_t ops_done, device_ns, rows;
         } * queue;
         size_t capacity, count;
     } stats;
+    struct {
+        uint32_t uid;
+        struct worker_claim claim;
+    } share;
     struct {
         uint64_t user_data;
         uint32_t state; /* enum mok_op_state */
