@@ -48,6 +48,7 @@ static int queue_open(struct dispatcher *d, struct dispatcher_command *command)
     worker_index_insert(&d->tables.queues, &queue->dispatch_node, queue->id);
     if (fair_join(&d->share, &queue->share, queue->uid, queue->spare_user))
         queue->spare_user = NULL;
+    count_queue_open(d, queue);
     queue->next = d->queues;
     d->queues = queue;
     queue->open = true;
@@ -75,6 +76,7 @@ static bool queue_unlink(struct dispatcher *d, struct worker_queue *queue)
     }
     epoll_ctl(d->epoll, EPOLL_CTL_DEL, queue->doorbell, NULL);
     worker_index_remove(&d->tables.queues, &queue->dispatch_node);
+    count_queue_gone(d, queue);
     queue->left_user = fair_leave(&d->share, &queue->share);
     return true;
 }
@@ -148,6 +150,7 @@ static bool buffer_is_free(struct dispatcher *d, const struct worker_buffer *buf
 static int layer_open(struct dispatcher *d, struct worker_layer *layer)
 {
     worker_index_insert(&d->tables.layers, &layer->dispatch_node, layer->id);
+    count_layer_open(d, layer);
     if (layer->queue->open)
         fair_weigh(&layer->queue->share, layer->group->weight);
     return 0;
@@ -187,6 +190,7 @@ static bool layer_unlink(struct dispatcher *d, struct worker_layer *layer)
     operations_abandon(d, layer);
     unbind(layer, NULL);
     worker_index_remove(&d->tables.layers, &layer->dispatch_node);
+    count_layer_gone(layer);
     return true;
 }
 
