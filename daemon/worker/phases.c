@@ -153,11 +153,12 @@ static struct worker_layer *most_deserving(struct dispatcher *d)
     return best;
 }
 
-static enum mok_phase phase_of(enum mok_dispatch_action action)
+/* A group of one rank has nobody to wait for between the phases. */
+static enum mok_phase phase_of(const struct dispatcher *d, const struct worker_layer *layer)
 {
-    switch (action) {
+    switch (layer->action) {
     case MOK_ACT_PREPARE:
-        return MOK_PHASE_PREPARE;
+        return d->ops->runs_whole && layer->view.ep == 1 ? MOK_PHASE_WHOLE : MOK_PHASE_PREPARE;
     case MOK_ACT_MAIN:
         return MOK_PHASE_MAIN;
     default:
@@ -174,11 +175,13 @@ bool phases_start(struct dispatcher *d)
     struct worker_layer *layer = most_deserving(d);
     if (!layer)
         return false;
-    enum mok_phase phase = phase_of(layer->action);
+    enum mok_phase phase = phase_of(d, layer);
     dispatcher_chaos(d);
     fair_pick(&d->share, &layer->first->queue->share);
     fill_args(layer, layer->first);
-    if (phase == MOK_PHASE_MAIN && !resolve_peers(d, layer, &result)) {
+    if (phase == MOK_PHASE_WHOLE)
+        mok_dispatch_whole(&layer->first->dispatch, &layer->view, d->now_ns);
+    if ((phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE) && !resolve_peers(d, layer, &result)) {
         phase_done(d, layer, &result);
         return true;
     }
