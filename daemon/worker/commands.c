@@ -106,7 +106,7 @@ static int check_unused(struct dispatcher *d, const struct worker_buffer *buffer
 {
     layers_each(d, layer)
     {
-        int r = layer->group->code ? 0 : check_layer_unused(layer, buffer, message);
+        int r = worker_layer_is_over(layer) ? 0 : check_layer_unused(layer, buffer, message);
         if (r < 0)
             return r;
     }
@@ -139,7 +139,7 @@ static bool buffer_is_free(struct dispatcher *d, const struct worker_buffer *buf
 {
     layers_each(d, layer)
     {
-        if (layer->group->code && layer != d->running)
+        if (worker_layer_is_over(layer) && layer != d->running)
             unbind(layer, buffer);
     }
     return buffer->pins == 0;
@@ -169,10 +169,12 @@ static int layer_bind(struct dispatcher_command *command)
 
     if (layer->first)
         return layer_busy(command);
-    if (layer->group->code) {
-        snprintf(command->report.message.text, sizeof(command->report.message.text), "layer %u: its group is broken",
-                 layer->id);
-        return layer->group->code;
+    uint32_t rank;
+    int code = worker_layer_failure(layer, &rank);
+    if (code) {
+        snprintf(command->report.message.text, sizeof(command->report.message.text), "layer %u: %s, by rank %u",
+                 layer->id, layer->group->code ? "its group is broken" : "it was destroyed", rank);
+        return code;
     }
     unbind(layer, NULL);
     for (unsigned param = 0; param < WORKER_PARAM_COUNT; param++) {
@@ -208,7 +210,7 @@ static void take_from_others(struct dispatcher *d, const struct worker_group *gr
     layers_each(d, layer)
     {
         struct mok_message how;
-        if (layer->group == group || layer->group->code || check_layer_unused(layer, buffer, &how) == 0)
+        if (layer->group == group || worker_layer_is_over(layer) || check_layer_unused(layer, buffer, &how) == 0)
             continue;
         if (layer->first)
             operations_break_group(d, layer->group, -MOK_EBUFFER, layer->group->rank, -MOK_EBUFFER,
@@ -385,8 +387,11 @@ static void execute(struct dispatcher *d, struct dispatcher_command *command)
     case COMMAND_LAYER_BIND:
         r = layer_bind(command);
         break;
+    case COMMAND_LAYER_FAIL:
+        operations_fail_layer(d, command->layer, command->code, command->rank);
+        break;
     case COMMAND_LAYER_CLOSE:
-        if (command->layer->first && !command->layer->group->code) {
+        if (command->layer->first && !worker_layer_is_over(command->layer)) {
             r = layer_busy(command);
             break;
         }

@@ -73,6 +73,8 @@ void operations_abandon(struct dispatcher *d, struct worker_layer *layer);
 void operations_bury(struct dispatcher *d, struct worker_op *op);
 /* Nothing of the group runs any more; all its operations complete with `code`, at once or when the engine lets go. */
 void operations_fail_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank);
+/* The same for one layer, of which `rank` has destroyed its part. */
+void operations_fail_layer(struct dispatcher *d, struct worker_layer *layer, int code, uint32_t rank);
 /* The same because of something that mokd does not know of: it is told `told` and the sentence. */
 void operations_break_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank, int told,
                             const char *format, ...) _printf_(6, 7);

@@ -209,8 +209,11 @@ static void complete(struct dispatcher *d, struct worker_op *op)
 
 void operations_bury(struct dispatcher *d, struct worker_op *op)
 {
-    const struct worker_group *group = op->layer->group;
-    struct mok_cqe cqe = { .result = op->dying_code, .detail = group->fault_rank };
+    struct mok_cqe cqe = { .result = op->dying_code };
+    uint32_t rank;
+
+    worker_layer_failure(op->layer, &rank);
+    cqe.detail = rank;
 
     leave(d, op, &cqe);
 }
@@ -279,6 +282,15 @@ void operations_fail_group(struct dispatcher *d, struct worker_group *group, int
         if (layer->group == group)
             fail_layer(d, layer, group->code);
     }
+}
+
+void operations_fail_layer(struct dispatcher *d, struct worker_layer *layer, int code, uint32_t rank)
+{
+    if (layer->code)
+        return;
+    layer->code = code;
+    layer->fault_rank = rank;
+    fail_layer(d, layer, code);
 }
 
 void operations_drop_queue(struct dispatcher *d, struct worker_queue *queue, int code)

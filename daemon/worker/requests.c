@@ -230,6 +230,17 @@ static int layer_bind(struct control *c, const Mok__WorkerLayerBind *request, st
     return worker_validate_params(&c->tables, command->layer, request->params, command->span, message);
 }
 
+static int layer_fail(struct control *c, const Mok__WorkerLayerFail *request, struct dispatcher_command *command)
+{
+    command->layer = find_layer(c, request->layer);
+    if (!command->layer)
+        return no_such(&command->report.message, "layer", request->layer);
+    command->code = request->code < 0 ? request->code : -MOK_EPEER;
+    command->rank = request->rank;
+    command->kind = COMMAND_LAYER_FAIL;
+    return 0;
+}
+
 static int layer_close(struct control *c, const Mok__WorkerLayerClose *request, struct dispatcher_command *command)
 {
     command->layer = find_layer(c, request->layer);
@@ -424,6 +435,8 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
         return layer_bind(c, request->layer_bind, command);
     case MOK__WORKER_REQUEST__BODY_LAYER_CLOSE:
         return layer_close(c, request->layer_close, command);
+    case MOK__WORKER_REQUEST__BODY_LAYER_FAIL:
+        return layer_fail(c, request->layer_fail, command);
     case MOK__WORKER_REQUEST__BODY_PING:
         return ping(c, command);
     case MOK__WORKER_REQUEST__BODY_OP_QUERY:

@@ -166,6 +166,8 @@ struct worker_layer {
     struct worker_op *first, *last;   /* operations, in the order in which they run */
     struct mok_dispatch_op withdrawn; /* completed by a cancel, but the ranks are not done with its number */
     bool draining;                    /* `withdrawn` comes before `first` */
+    int code;                         /* 0, or -MOK_E*: a rank has destroyed its part, nothing of it runs any more */
+    uint32_t fault_rank;              /* with code */
     enum mok_dispatch_action action;  /* what the first operation waits to get from the engine, or WAIT */
     uint64_t runnable_order, runnable_ns;
     struct mok_stats_layer *stats; /* NULL: there are too many layers to count it apart */
@@ -196,5 +198,17 @@ struct worker_op {
     struct worker_op *layer_next;
     struct worker_op *queue_previous, *queue_next;
 };
+
+/* Why nothing of a layer runs any more: 0, or -MOK_E* and the rank at fault. The group's reason is the stronger one. */
+static inline int worker_layer_failure(const struct worker_layer *layer, uint32_t *ret_rank)
+{
+    *ret_rank = layer->group->code ? layer->group->fault_rank : layer->fault_rank;
+    return layer->group->code ? layer->group->code : layer->code;
+}
+
+static inline bool worker_layer_is_over(const struct worker_layer *layer)
+{
+    return layer->group->code || layer->code;
+}
 
 #endif
