@@ -12,15 +12,7 @@
 /* inih's own line buffer; a longer line would reach it in pieces. */
 #define CONFIG_MAX_LINE 197
 
-enum section {
-    SECTION_NONE,
-    SECTION_BAD,
-    SECTION_DAEMON,
-    SECTION_LIMITS,
-    SECTION_USER,
-    SECTION_GROUP,
-    SECTION_DEVICE
-};
+enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_GROUP, SECTION_DEVICE };
 enum value_kind {
     VALUE_U32,
     VALUE_ENTRIES, /* of a queue: a power of two */

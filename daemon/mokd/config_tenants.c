@@ -143,8 +143,8 @@ static uint64_t device_bits(struct parser *parser, const char *section, const ch
         while (i < config->n_devices && strcmp(config->devices[i].name, one) != 0)
             i++;
         if (i == config->n_devices)
-            config_complain(parser, "[%s%s] devices: there is no [device %s]; must be names of devices, or all", section, name,
-                     one);
+            config_complain(parser, "[%s%s] devices: there is no [device %s]; must be names of devices, or all",
+                            section, name, one);
         else
             bits |= 1ull << i;
     }

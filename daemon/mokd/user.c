@@ -271,17 +271,16 @@ int mokd_user_take(struct mokd_user *user, enum mokd_resource resource, uint64_t
     uint64_t bound = mokd_user_bound(user, resource);
 
     if (!fits(user->used[resource], amount, bound))
-        return mokd_error_set(error, -MOK_EQUOTA,
-                              "%s = %" PRIu64 ": user %s may have %" PRIu64 " %s and has %" PRIu64, what, amount,
-                              user->name, bound, what, user->used[resource]);
+        return mokd_error_set(error, -MOK_EQUOTA, "%s = %" PRIu64 ": user %s may have %" PRIu64 " %s and has %" PRIu64,
+                              what, amount, user->name, bound, what, user->used[resource]);
     for (size_t i = 0; i < user->n_pools; i++) {
         const struct mokd_pool *pool = user->pools[i];
         if (!fits(pool->used[resource], amount, pool->bound[resource]))
-            return mokd_error_set(error, -MOK_EQUOTA,
-                                  "%s = %" PRIu64 ": the members of group %s, of which user %s is one, may have %" PRIu64
-                                  " %s together and have %" PRIu64,
-                                  what, amount, pool->name, user->name, pool->bound[resource], what,
-                                  pool->used[resource]);
+            return mokd_error_set(
+                error, -MOK_EQUOTA,
+                "%s = %" PRIu64 ": the members of group %s, of which user %s is one, may have %" PRIu64
+                " %s together and have %" PRIu64,
+                what, amount, pool->name, user->name, pool->bound[resource], what, pool->used[resource]);
     }
     user->used[resource] += amount;
     for (size_t i = 0; i < user->n_pools; i++)

@@ -502,8 +502,7 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
 __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads, 1)
     schedule_kernel(const __grid_constant__ mok_cuda_schedule_args a)
 {
-    extern __shared__ uint8_t smem[];
-    scan_shared &s = *reinterpret_cast<scan_shared *>(smem);
+    scan_shared &s = *reinterpret_cast<scan_shared *>(mok::dynamic_shared());
     const uint32_t block = mok::cluster_rank();
     /* the first block orders the tasks meanwhile */
     const uint64_t share = (a.slots + cluster_blocks - 2) / (cluster_blocks - 1);

@@ -236,7 +236,8 @@ static void sessions_of_one_user_share_by_their_own_weights_and_take_nothing_fro
     assert_part(device.job[2].got_ns, device.now_ns, 0.5);
 }
 
-/* 1/17 and not nothing: nobody starves; whatever weight a user of a lower class has, it counts inside the class alone. */
+/* 1/17 and not nothing: nobody starves; whatever weight a user of a lower class has, it counts inside the class alone.
+ */
 static void a_class_counts_sixteen_times_the_one_below_and_starves_none(void **state)
 {
     struct device device = { 0 };
