@@ -31,7 +31,7 @@ enum value_kind {
     VALUE_PATH,
     VALUE_LEVEL,
     VALUE_DEVICE_KIND,
-    VALUE_SHARING,
+    VALUE_CHOICE, /* an index into words */
 };
 
 struct parser {
@@ -55,34 +55,44 @@ struct key {
     enum value_kind kind;
     size_t offset;
     uint64_t min, max;
+    const char *const *words; /* VALUE_CHOICE */
 };
 
+static const char *const sharing_words[] = { [MOKD_SHARING_SLICES] = "slices", [MOKD_SHARING_MPS] = "mps", NULL };
+static const char *const failure_words[] = { [MOKD_FAILURE_SERVE] = "serve", [MOKD_FAILURE_EXIT] = "exit", NULL };
+
 static const struct key daemon_keys[] = {
-    { "socket", VALUE_PATH, offsetof(struct mokd_config, socket), 1, sizeof(((struct sockaddr_un *)0)->sun_path) - 1 },
-    { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, socket_mode), 0600, 0777 },
-    { "log_level", VALUE_LEVEL, offsetof(struct mokd_config, log_level), 0, 0 },
-    { "worker", VALUE_PATH, offsetof(struct mokd_config, worker), 1, MOKD_PATH_MAX - 1 },
-    { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000 },
-    { "sharing", VALUE_SHARING, offsetof(struct mokd_config, sharing), 0, 0 },
-    { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
+    { "socket", VALUE_PATH, offsetof(struct mokd_config, socket), 1, sizeof(((struct sockaddr_un *)0)->sun_path) - 1, NULL },
+    { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, socket_mode), 0600, 0777, NULL },
+    { "admin_socket", VALUE_PATH, offsetof(struct mokd_config, admin_socket), 1,
+      sizeof(((struct sockaddr_un *)0)->sun_path) - 1, NULL },
+    { "admin_socket_mode", VALUE_MODE, offsetof(struct mokd_config, admin_socket_mode), 0600, 0777, NULL },
+    { "start_timeout", VALUE_U32, offsetof(struct mokd_config, start_timeout), 1, 86400, NULL },
+    { "worker_timeout", VALUE_U32, offsetof(struct mokd_config, worker_timeout), 1, 3600, NULL },
+    { "device_failure", VALUE_CHOICE, offsetof(struct mokd_config, device_failure), 0, 0, failure_words },
+    { "log_level", VALUE_LEVEL, offsetof(struct mokd_config, log_level), 0, 0, NULL },
+    { "worker", VALUE_PATH, offsetof(struct mokd_config, worker), 1, MOKD_PATH_MAX - 1, NULL },
+    { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000, NULL },
+    { "sharing", VALUE_CHOICE, offsetof(struct mokd_config, sharing), 0, 0, sharing_words },
+    { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1, NULL },
 };
 
 static const struct key limit_keys[] = {
-    { "bytes", VALUE_SIZE, offsetof(struct mokd_limits, bytes), 0, UINT64_MAX },
-    { "sessions", VALUE_U32, offsetof(struct mokd_limits, sessions), 1, 100000 },
-    { "groups", VALUE_U32, offsetof(struct mokd_limits, groups), 0, 100000 },
+    { "bytes", VALUE_SIZE, offsetof(struct mokd_limits, bytes), 0, UINT64_MAX, NULL },
+    { "sessions", VALUE_U32, offsetof(struct mokd_limits, sessions), 1, 100000, NULL },
+    { "groups", VALUE_U32, offsetof(struct mokd_limits, groups), 0, 100000, NULL },
     { "queue_entries", VALUE_ENTRIES, offsetof(struct mokd_limits, queue_entries), MOK_RING_MIN_ENTRIES,
-      MOK_RING_MAX_ENTRIES },
-    { "layers", VALUE_U32, offsetof(struct mokd_limits, layers), 0, 100000 },
-    { "buffers", VALUE_U32, offsetof(struct mokd_limits, buffers), 0, 100000 },
+      MOK_RING_MAX_ENTRIES, NULL },
+    { "layers", VALUE_U32, offsetof(struct mokd_limits, layers), 0, 100000, NULL },
+    { "buffers", VALUE_U32, offsetof(struct mokd_limits, buffers), 0, 100000, NULL },
 };
 
 static const struct key device_keys[] = {
-    { "kind", VALUE_DEVICE_KIND, offsetof(struct mokd_device_config, kind), 0, 0 },
-    { "threads", VALUE_U32, offsetof(struct mokd_device_config, threads), 1, 1024 },
-    { "memory", VALUE_SIZE, offsetof(struct mokd_device_config, memory), 1u << 20, UINT64_MAX },
-    { "cuda", VALUE_U32, offsetof(struct mokd_device_config, cuda), 0, MOK_MAX_DEVICES - 1 },
-    { "chaos_delay_us", VALUE_U32, offsetof(struct mokd_device_config, chaos_delay_us), 0, 10000000 },
+    { "kind", VALUE_DEVICE_KIND, offsetof(struct mokd_device_config, kind), 0, 0, NULL },
+    { "threads", VALUE_U32, offsetof(struct mokd_device_config, threads), 1, 1024, NULL },
+    { "memory", VALUE_SIZE, offsetof(struct mokd_device_config, memory), 1u << 20, UINT64_MAX, NULL },
+    { "cuda", VALUE_U32, offsetof(struct mokd_device_config, cuda), 0, MOK_MAX_DEVICES - 1, NULL },
+    { "chaos_delay_us", VALUE_U32, offsetof(struct mokd_device_config, chaos_delay_us), 0, 10000000, NULL },
 };
 
 /* ------------------------------------------------------------------ reporting */
@@ -221,6 +231,21 @@ static void set_device_kind(struct parser *parser, const struct key *key, void *
     complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
 }
 
+static void set_choice(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    char list[128] = "";
+    size_t used = 0;
+
+    for (uint32_t i = 0; key->words[i]; i++) {
+        if (strcmp(text, key->words[i]) == 0) {
+            *(uint32_t *)field(base, key) = i;
+            return;
+        }
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i == 0 ? "" : " or ", key->words[i]);
+    }
+    complain(parser, "[%s] %s = %s: must be %s", parser->section_text, key->name, text, list);
+}
+
 static void set_value(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     if (!*text) {
@@ -242,13 +267,8 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
     case VALUE_DEVICE_KIND:
         set_device_kind(parser, key, base, text);
         return;
-    case VALUE_SHARING:
-        if (strcmp(text, "slices") == 0)
-            *(uint32_t *)field(base, key) = MOKD_SHARING_SLICES;
-        else if (strcmp(text, "mps") == 0)
-            *(uint32_t *)field(base, key) = MOKD_SHARING_MPS;
-        else
-            complain(parser, "[%s] %s = %s: must be slices or mps", parser->section_text, key->name, text);
+    case VALUE_CHOICE:
+        set_choice(parser, key, base, text);
         return;
     case VALUE_LEVEL:
         if (mok_log_level_parse(text, (enum mok_log_level *)field(base, key)) < 0)
@@ -533,6 +553,9 @@ static void set_defaults(struct mokd_config *config)
 {
     *config = (struct mokd_config){
         .socket_mode = 0666,
+        .admin_socket_mode = 0600,
+        .start_timeout = 300,
+        .worker_timeout = 10,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
         .limits = { .bytes = UINT64_MAX,

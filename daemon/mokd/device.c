@@ -11,10 +11,12 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "group.h"
+#include "memory.h"
 #include "timer.h"
 
 #define TICK_MS 1000u
-#define START_TIMEOUT_MS 60000u
+/* A gap between two ticks longer than this means that mokd, or the whole machine, did not run. */
+#define STALL_NS UINT64_C(3000000000)
 #define STOP_TIMEOUT_MS 3000u
 /* A worker that was up this long has proved that it can live: the next one starts at once. */
 #define GOOD_LIFE_NS 1000000000ull
@@ -52,7 +54,7 @@ static void started(void *cookie, uint32_t tag, const struct mokd_answer *answer
         memcpy(device->uuid, about->uuid.data, sizeof(device->uuid));
     device->was_up = true;
     device->state = MOKD_DEVICE_UP;
-    device->up_ns = mok_now_ns();
+    device->up_ns = device->beat_ns = mok_now_ns();
     device->reason[0] = '\0';
     mok_log(MOK_LOG_INFO, "device", "up", "device=%s pid=%u units=%u restarts=%u", name_of(device),
             mokd_worker_pid(device->worker), device->units, device->restarts);
@@ -73,7 +75,9 @@ static void send_start(struct mokd_device *device)
     start.chaos_delay_us = device->config->chaos_delay_us;
     request.body_case = MOK__WORKER_REQUEST__BODY_START;
     request.start = &start;
-    mokd_device_send(device, &request, &device->bell, 1, START_TIMEOUT_MS, started, device, 0);
+    const int fds[] = { device->bell, device->beat_fd };
+    mokd_device_send(device, &request, fds, ARRAY_SIZE(fds), device->server->config->start_timeout * UINT64_C(1000),
+                     started, device, 0);
 }
 
 /* What mokd lacks says nothing about the device. */
@@ -101,6 +105,8 @@ static void spawn(struct mokd_device *device)
     struct mokd_error error = { 0 };
 
     device->state = MOKD_DEVICE_STARTING;
+    device->spawned_ns = mok_now_ns();
+    device->beat_base = device->beat_seen = __atomic_load_n(device->beat, __ATOMIC_RELAXED);
     mokd_reserve_close(device->server);
     int r = mokd_worker_spawn(device, device->worker_path, &device->worker, &error);
     mokd_reserve_open(device->server);
@@ -184,15 +190,51 @@ void mokd_device_refresh(struct mokd_device *device)
 
     request.body_case = MOK__WORKER_REQUEST__BODY_PING;
     request.ping = &ping;
-    mokd_device_send(device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, pinged, device, 0);
+    mokd_device_send(device, &request, NULL, 0, mokd_device_patience_ns(device) / 1000000u, pinged, device, 0);
 }
 
-/* Whatever request is under way says as well as a ping that the worker lives. */
+uint64_t mokd_device_patience_ns(const struct mokd_device *device)
+{
+    return device->server->config->worker_timeout * UINT64_C(1000000000);
+}
+
+/*
+ * The dispatcher never waits for long, unlike the control thread, which may have minutes for a request. One that sleeps
+ * counts when it is woken, so it is woken before it is judged. A worker that never counted has no such page.
+ */
+static void feel_pulse(struct mokd_device *device, uint64_t now)
+{
+    uint64_t beat = __atomic_load_n(device->beat, __ATOMIC_RELAXED), one = 1;
+    char text[96];
+
+    if (beat != device->beat_seen || now - device->ticked_ns > STALL_NS) {
+        device->beat_seen = beat;
+        device->beat_ns = now;
+        return;
+    }
+    if (beat == device->beat_base) {
+        device->beat_ns = now;
+        return;
+    }
+    if (now - device->beat_ns > mokd_device_patience_ns(device)) {
+        snprintf(text, sizeof(text), "stood still for %u s", device->server->config->worker_timeout);
+        mokd_worker_kill(device->worker, text);
+        return;
+    }
+    ssize_t n = write(device->bell, &one, sizeof(one)); /* full: it rings already */
+    (void)n;
+}
+
+/* Whatever request is under way says as well as a ping that the control thread lives. */
 static void tick(uv_timer_t *timer)
 {
     struct mokd_device *device = timer->data;
+    uint64_t now = mok_now_ns();
 
     mokd_reserve_open(device->server);
+    if (device->worker && device->state == MOKD_DEVICE_UP)
+        feel_pulse(device, now);
+    device->ticked_ns = now;
     if (!device->worker)
         return;
     mokd_worker_check(device->worker);
@@ -243,6 +285,10 @@ void mokd_device_worker_gone(struct mokd_device *device, const char *reason)
     struct mokd_server *server = device->server;
     char text[MOKD_TEXT_MAX + 64];
 
+    /* One that took all of start_timeout would do so again, and again. */
+    if (device->state == MOKD_DEVICE_STARTING && !device->was_up &&
+        mok_now_ns() - device->spawned_ns >= server->config->start_timeout * UINT64_C(1000000000))
+        device->hopeless = true;
     device->worker = NULL;
     device->state = MOKD_DEVICE_RESTING;
     device->ops_done += device->latest.ops_done;
@@ -306,6 +352,22 @@ void mokd_device_kill(struct mokd_device *device)
 
 /* ------------------------------------------------------------------ the object */
 
+/* What it shares with its worker, whichever that is. */
+static int open_shared(struct mokd_device *device)
+{
+    void *beat = NULL;
+
+    device->beat_fd = -1;
+    device->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (device->bell < 0)
+        return errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO;
+    int r = mok_memory_create("mok-beat", MOK_MEMORY_PAGE, &device->beat_fd);
+    if (r == 0)
+        r = mok_memory_map(device->beat_fd, MOK_MEMORY_PAGE, MOK_MAP_READ, &beat);
+    device->beat = beat;
+    return r;
+}
+
 int mokd_device_new(struct mokd_server *server, uint32_t index, const char *worker_path, struct mokd_device **ret)
 {
     struct mokd_device *device = calloc(1, sizeof(*device));
@@ -319,10 +381,9 @@ int mokd_device_new(struct mokd_server *server, uint32_t index, const char *work
     device->units = device->config->threads;
     device->latest = (Mok__WorkerStats)MOK__WORKER_STATS__INIT;
     TAILQ_INIT(&device->queues);
-    device->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (device->bell < 0) {
-        int r = errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO;
-        free(device);
+    int r = open_shared(device);
+    if (r < 0) {
+        mokd_device_free(device);
         return r;
     }
     uv_timer_init(&server->loop, &device->tick);
@@ -341,6 +402,8 @@ void mokd_device_close_handles(struct mokd_device *device)
 
 void mokd_device_free(struct mokd_device *device)
 {
+    mok_memory_unmap((void *)device->beat, MOK_MEMORY_PAGE);
+    mok_close(device->beat_fd);
     mok_close(device->bell);
     free(device);
 }

@@ -60,7 +60,7 @@ struct mokd_user *mokd_user_ref(struct mokd_server *server, uid_t uid)
         return NULL;
     user->server = server;
     user->uid = uid;
-    user->limits = mokd_config_limits(server->config, uid);
+    user->limits = mokd_config_limits(server->limits, uid);
     user->refs = 1;
     TAILQ_INIT(&user->waiting_fills);
     snprintf(user->name, sizeof(user->name), "%u", uid);

@@ -130,6 +130,8 @@ static bool pass(struct dispatcher *d, uint64_t *ret_deadline_ns)
     bool moved = false;
 
     d->now_ns = mok_now_ns();
+    if (d->beat) /* ours alone to write */
+        __atomic_store_n(d->beat, *d->beat + 1, __ATOMIC_RELAXED);
     __atomic_store_n(&d->notified, 0, __ATOMIC_SEQ_CST);
     moved |= commands_take(d);
     moved |= phases_poll(d);
@@ -305,6 +307,7 @@ int dispatcher_start(const struct dispatcher_config *config, struct dispatcher *
     d->chaos_delay_us = config->chaos_delay_us;
     d->chaos_state = mok_now_ns() | 1;
     d->bell = config->bell;
+    d->beat = config->beat;
     d->epoll = d->report_fd = -1;
     d->share.burst_ns = FAIR_BURST_NS;
     worker_mailbox_init(&d->inbox);

@@ -17,6 +17,7 @@ struct dispatcher_config {
     uint64_t poll_us;                /* how long it looks before it sleeps */
     uint32_t chaos_delay_us;
     int bell; /* eventfd that rings this worker; taken over on success */
+    uint64_t *beat; /* counts rounds for mokd to see; NULL: nobody looks. Stays. */
 };
 
 enum dispatcher_command_kind {

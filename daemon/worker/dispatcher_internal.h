@@ -23,6 +23,7 @@ struct dispatcher {
     const struct mok_engine_ops *ops;
     struct mok_engine *engine;
     uint64_t poll_ns;
+    uint64_t *beat;
     bool looks_at_engine; /* nobody says when a phase has ended */
     uint32_t chaos_delay_us;
     int bell, epoll, report_fd;

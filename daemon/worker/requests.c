@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "common/log.h"
+#include "memory.h"
 #include "names.h"
 #include "validate.h"
 
@@ -268,11 +269,28 @@ static int op_query(struct control *c, const Mok__OpQuery *request, struct dispa
 
 /* ------------------------------------------------------------------ start */
 
+/* The page may be missing; then nobody looks at it. It stays mapped as long as the process. */
+static int map_beat(struct mok_wire_fds *fds, uint64_t **ret, struct mok_message *message)
+{
+    void *page = NULL;
+
+    if (fds->count < 2)
+        return 0;
+    _cleanup_fd_ int fd = mok_wire_fds_take(fds, 1);
+    int r = mok_memory_map(fd, MOK_MEMORY_PAGE, MOK_MAP_WRITE, &page);
+    if (r < 0)
+        return objects_refuse(message, r, "page of the heartbeat: cannot be mapped");
+    *ret = page;
+    return 0;
+}
+
 /* The doorbell is read after each wake-up, which must not wait for the next one. */
 static int take_bell(struct mok_wire_fds *fds, int *ret_bell, struct mok_message *message)
 {
-    if (mok_wire_fds_expect(fds, 1) < 0)
-        return objects_refuse(message, -MOK_EPROTO, "descriptors: bound 1, the doorbell of this worker");
+    if (fds->count < 1 || fds->count > 2)
+        return objects_refuse(message, -MOK_EPROTO,
+                              "descriptors: %zu, bound 1..2, the doorbell of this worker and the page of its heartbeat",
+                              fds->count);
     if (fcntl(fds->fd[0], F_SETFL, fcntl(fds->fd[0], F_GETFL) | O_NONBLOCK) < 0)
         return objects_refuse(message, -MOK_EIO, "doorbell: %m");
     *ret_bell = mok_wire_fds_take(fds, 0);
@@ -325,6 +343,8 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
         return objects_refuse(message, -MOK_ENOTSUP, "kind: %u (%s), this build has no such engine", request->kind,
                               mok_device_kind_text(request->kind));
     int r = take_bell(fds, &bell, message);
+    if (r == 0)
+        r = map_beat(fds, &config.beat, message);
     if (r < 0)
         return r;
     r = config.ops->probe(&config.engine, &c->on.limits, message);
