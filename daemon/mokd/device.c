@@ -11,7 +11,6 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "group.h"
-#include "memory.h"
 #include "timer.h"
 
 #define TICK_MS 1000u
@@ -73,11 +72,19 @@ static void send_start(struct mokd_device *device)
     start.cuda_device = 0; /* the only one that it sees */
     start.mps = device->server->config->sharing == MOKD_SHARING_MPS;
     start.chaos_delay_us = device->config->chaos_delay_us;
+    start.stats_bytes = sizeof(struct mok_stats);
     request.body_case = MOK__WORKER_REQUEST__BODY_START;
     request.start = &start;
-    const int fds[] = { device->bell, device->beat_fd };
+    const int fds[] = { device->bell, device->stats.fd };
     mokd_device_send(device, &request, fds, ARRAY_SIZE(fds), device->server->config->start_timeout * UINT64_C(1000),
                      started, device, 0);
+}
+
+/* Of the dispatcher, over all workers that the device has had. */
+static uint64_t rounds_of(const struct mokd_device *device)
+{
+    const struct mok_stats *stats = mokd_stats_page_read(&device->stats);
+    return stats ? mok_stats_get(&stats->rounds) : 0;
 }
 
 /* What mokd lacks says nothing about the device. */
@@ -106,7 +113,7 @@ static void spawn(struct mokd_device *device)
 
     device->state = MOKD_DEVICE_STARTING;
     device->spawned_ns = mok_now_ns();
-    device->beat_base = device->beat_seen = __atomic_load_n(device->beat, __ATOMIC_RELAXED);
+    device->beat_base = device->beat_seen = rounds_of(device);
     mokd_reserve_close(device->server);
     int r = mokd_worker_spawn(device, device->worker_path, &device->worker, &error);
     mokd_reserve_open(device->server);
@@ -200,11 +207,11 @@ uint64_t mokd_device_patience_ns(const struct mokd_device *device)
 
 /*
  * The dispatcher never waits for long, unlike the control thread, which may have minutes for a request. One that sleeps
- * counts when it is woken, so it is woken before it is judged. A worker that never counted has no such page.
+ * counts when it is woken, so it is woken before it is judged. A worker that never counted does not know of this.
  */
 static void feel_pulse(struct mokd_device *device, uint64_t now)
 {
-    uint64_t beat = __atomic_load_n(device->beat, __ATOMIC_RELAXED), one = 1;
+    uint64_t beat = rounds_of(device), one = 1;
     char text[96];
 
     if (beat != device->beat_seen || now - device->ticked_ns > STALL_NS) {
@@ -352,22 +359,6 @@ void mokd_device_kill(struct mokd_device *device)
 
 /* ------------------------------------------------------------------ the object */
 
-/* What it shares with its worker, whichever that is. */
-static int open_shared(struct mokd_device *device)
-{
-    void *beat = NULL;
-
-    device->beat_fd = -1;
-    device->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (device->bell < 0)
-        return errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO;
-    int r = mok_memory_create("mok-beat", MOK_MEMORY_PAGE, &device->beat_fd);
-    if (r == 0)
-        r = mok_memory_map(device->beat_fd, MOK_MEMORY_PAGE, MOK_MAP_READ, &beat);
-    device->beat = beat;
-    return r;
-}
-
 int mokd_device_new(struct mokd_server *server, uint32_t index, const char *worker_path, struct mokd_device **ret)
 {
     struct mokd_device *device = calloc(1, sizeof(*device));
@@ -381,9 +372,14 @@ int mokd_device_new(struct mokd_server *server, uint32_t index, const char *work
     device->units = device->config->threads;
     device->latest = (Mok__WorkerStats)MOK__WORKER_STATS__INIT;
     TAILQ_INIT(&device->queues);
-    int r = open_shared(device);
+    device->stats = (struct mokd_stats_page)MOKD_STATS_PAGE_INIT;
+    device->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int r = device->bell >= 0 ? 0 : errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO;
+    if (r == 0)
+        r = mokd_stats_page_open(&device->stats);
     if (r < 0) {
-        mokd_device_free(device);
+        mok_close(device->bell);
+        free(device);
         return r;
     }
     uv_timer_init(&server->loop, &device->tick);
@@ -402,8 +398,7 @@ void mokd_device_close_handles(struct mokd_device *device)
 
 void mokd_device_free(struct mokd_device *device)
 {
-    mok_memory_unmap((void *)device->beat, MOK_MEMORY_PAGE);
-    mok_close(device->beat_fd);
+    mokd_stats_page_close(&device->stats);
     mok_close(device->bell);
     free(device);
 }

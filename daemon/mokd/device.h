@@ -16,6 +16,7 @@
 #ifndef MOKD_DEVICE_H
 #define MOKD_DEVICE_H
 
+#include "stats_page.h"
 #include "worker_process.h"
 
 struct mokd_queue;
@@ -30,8 +31,7 @@ struct mokd_device {
     enum mokd_device_state state;
     char reason[MOKD_TEXT_MAX]; /* why it is not up */
     int bell;                   /* eventfd that rings its worker, whichever that is */
-    int beat_fd;                /* a page in which the worker's dispatcher counts its rounds */
-    const uint64_t *beat;       /* the same, read-only */
+    struct mokd_stats_page stats;
     uint32_t units;             /* threads or SMs */
     uint8_t uuid[16];           /* cuda: the GPU, once it has been up */
     struct mokd_worker *worker; /* NULL: none */

@@ -2,6 +2,7 @@
 #include "layer.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "buffer.h"
@@ -594,6 +595,27 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
     mokd_device_send(change->member->device, &message, NULL, 0, MOKD_WORKER_TIMEOUT_MS, bound, change, 0);
 }
 
+/* The other ranks' operations of the layer that still need this one will never get it. */
+static void tell_destroyed(const struct mokd_layer *layer, uint32_t rank)
+{
+    char text[64];
+
+    snprintf(text, sizeof(text), "rank %u destroyed the layer", rank);
+    for (uint32_t other = 0; other < layer->group->size; other++) {
+        Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+        Mok__WorkerLayerFail body = MOK__WORKER_LAYER_FAIL__INIT;
+        if (other == rank || !layer->part[other].open)
+            continue;
+        body.layer = layer->id;
+        body.code = -MOK_EPEER;
+        body.rank = rank;
+        body.text = text;
+        request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_FAIL;
+        request.layer_fail = &body;
+        mokd_device_send(layer->group->member[other]->device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, NULL, NULL, 0);
+    }
+}
+
 /* Every answer but "operations are in flight" means that the worker has it no more. */
 static void destroyed(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 {
@@ -605,6 +627,7 @@ static void destroyed(void *cookie, uint32_t tag, const struct mokd_answer *answ
         change->layer->part[change->member->rank].busy = false;
         mokd_error_set(&error, answer->code, "layer = %u: %s", change->layer->id, answer->text);
     } else {
+        tell_destroyed(change->layer, change->member->rank);
         mokd_layer_part_gone(change->layer, change->member);
     }
     change_end(change, &error);

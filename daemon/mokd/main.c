@@ -7,7 +7,7 @@
 #include <sys/un.h>
 
 #include "config.h"
-#include "passed.h"
+#include "inherited.h"
 #include "server.h"
 #include "sharing.h"
 
@@ -161,7 +161,8 @@ static int run(const struct options *options, const struct mokd_config *config)
         return EXIT_RUNTIME;
     }
     mok_log_open("mokd", config->log_level);
-    if (mokd_passed_open() < 0) {
+    struct mokd_inherited inherited;
+    if (mokd_inherited_load(&inherited) < 0) {
         fprintf(stderr, "mokd: the service manager's descriptors cannot be taken over\n");
         return EXIT_RUNTIME;
     }
@@ -171,8 +172,11 @@ static int run(const struct options *options, const struct mokd_config *config)
         .socket = socket,
         .admin_socket = admin,
         .worker = worker,
+        .inherited = &inherited,
     };
-    return mokd_server_run(&how) < 0 ? EXIT_RUNTIME : 0;
+    int r = mokd_server_run(&how);
+    mokd_inherited_release(&inherited);
+    return r < 0 ? EXIT_RUNTIME : 0;
 }
 
 int main(int argc, char **argv)

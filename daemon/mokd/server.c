@@ -13,10 +13,10 @@
 #include "client_queue.h"
 #include "device.h"
 #include "group.h"
+#include "inherited.h"
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
-#include "passed.h"
 #include "service.h"
 #include "session.h"
 #include "storage.h"
@@ -275,7 +275,7 @@ static int open_door(struct mokd_server *server, enum mokd_door door, struct mok
     bool admin = door == MOKD_DOOR_ADMIN;
     const char *path = admin ? server->options->admin_socket : server->options->socket;
     unsigned mode = admin ? server->config->admin_socket_mode : server->config->socket_mode;
-    int fd = mokd_passed_take(admin ? MOKD_PASSED_ADMIN : MOKD_PASSED_CLIENTS);
+    int fd = mokd_inherited_take(server->options->inherited, admin ? "mok-admin" : "mok");
 
     if (fd < 0)
         return path[0] ? mokd_listener_open(server, door, path, mode, ret, error) : 0;
@@ -306,7 +306,6 @@ static int start(struct mokd_server *server)
         r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
     if (r == 0)
         r = open_doors(server, &error);
-    mokd_passed_close();
     if (r == 0)
         r = start_devices(server, worker, &error);
     if (r == 0)

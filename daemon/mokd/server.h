@@ -24,6 +24,7 @@
 
 struct mokd_device;
 struct mokd_group;
+struct mokd_inherited;
 struct mokd_listener;
 struct mokd_service;
 struct mokd_session;
@@ -67,6 +68,7 @@ struct mokd_options {
     const char *socket;       /* where clients connect, unless the service manager hands over a socket */
     const char *admin_socket; /* the same for administrators; "": nowhere */
     const char *worker;
+    struct mokd_inherited *inherited; /* sockets and descriptors of the service manager, each taken by who knows it */
 };
 
 /* Listens, starts a worker a device and runs until SIGTERM or SIGINT. 0, or -MOK_E* with the reason logged. */

@@ -17,7 +17,7 @@ struct dispatcher_config {
     uint64_t poll_us;                /* how long it looks before it sleeps */
     uint32_t chaos_delay_us;
     int bell; /* eventfd that rings this worker; taken over on success */
-    uint64_t *beat; /* counts rounds for mokd to see; NULL: nobody looks. Stays. */
+    struct mok_stats *stats; /* writable, until the dispatcher is freed */
 };
 
 enum dispatcher_command_kind {
@@ -31,7 +31,8 @@ enum dispatcher_command_kind {
     COMMAND_GROUP_CLOSE, /* takes the group's layers and buffers with it; answered once nothing of it runs */
     COMMAND_LAYER_OPEN,
     COMMAND_LAYER_BIND,  /* -MOK_EBUSY while operations are in flight */
-    COMMAND_LAYER_CLOSE, /* the same; but once the group is broken it is answered when nothing of it runs */
+    COMMAND_LAYER_FAIL,  /* a rank has destroyed its part: operations that need it end with `code` */
+    COMMAND_LAYER_CLOSE, /* as LAYER_BIND; but once layer or group is broken it is answered when nothing of it runs */
     COMMAND_STATS,
     COMMAND_OP_QUERY,
     COMMAND_STOP, /* completes all that is owed with `code`, closes the rings, ends the thread */
@@ -46,7 +47,7 @@ struct dispatcher_command {
     struct worker_buffer *buffer;
     struct worker_group *group;
     struct worker_layer *layer;
-    int code; /* what GROUP_FAIL, QUEUE_CLOSE and STOP tell the clients */
+    int code; /* what GROUP_FAIL, LAYER_FAIL, QUEUE_CLOSE and STOP tell the clients */
     uint32_t rank;
     struct worker_span span[WORKER_PARAM_COUNT]; /* LAYER_BIND */
     struct {

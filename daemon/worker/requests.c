@@ -230,6 +230,17 @@ static int layer_bind(struct control *c, const Mok__WorkerLayerBind *request, st
     return worker_validate_params(&c->tables, command->layer, request->params, command->span, message);
 }
 
+static int layer_fail(struct control *c, const Mok__WorkerLayerFail *request, struct dispatcher_command *command)
+{
+    command->layer = find_layer(c, request->layer);
+    if (!command->layer)
+        return no_such(&command->report.message, "layer", request->layer);
+    command->code = request->code < 0 ? request->code : -MOK_EPEER;
+    command->rank = request->rank;
+    command->kind = COMMAND_LAYER_FAIL;
+    return 0;
+}
+
 static int layer_close(struct control *c, const Mok__WorkerLayerClose *request, struct dispatcher_command *command)
 {
     command->layer = find_layer(c, request->layer);
@@ -269,32 +280,47 @@ static int op_query(struct control *c, const Mok__OpQuery *request, struct dispa
 
 /* ------------------------------------------------------------------ start */
 
-/* The page may be missing; then nobody looks at it. It stays mapped as long as the process. */
-static int map_beat(struct mok_wire_fds *fds, uint64_t **ret, struct mok_message *message)
-{
-    void *page = NULL;
-
-    if (fds->count < 2)
-        return 0;
-    _cleanup_fd_ int fd = mok_wire_fds_take(fds, 1);
-    int r = mok_memory_map(fd, MOK_MEMORY_PAGE, MOK_MAP_WRITE, &page);
-    if (r < 0)
-        return objects_refuse(message, r, "page of the heartbeat: cannot be mapped");
-    *ret = page;
-    return 0;
-}
-
 /* The doorbell is read after each wake-up, which must not wait for the next one. */
-static int take_bell(struct mok_wire_fds *fds, int *ret_bell, struct mok_message *message)
+static int take_bell(const Mok__WorkerStart *request, struct mok_wire_fds *fds, int *ret_bell,
+                     struct mok_message *message)
 {
-    if (fds->count < 1 || fds->count > 2)
+    if (mok_wire_fds_expect(fds, request->stats_bytes ? 2 : 1) < 0)
         return objects_refuse(message, -MOK_EPROTO,
-                              "descriptors: %zu, bound 1..2, the doorbell of this worker and the page of its heartbeat",
-                              fds->count);
+                              "descriptors: bound 1, the doorbell of this worker, and the page for its numbers if any");
     if (fcntl(fds->fd[0], F_SETFL, fcntl(fds->fd[0], F_GETFL) | O_NONBLOCK) < 0)
         return objects_refuse(message, -MOK_EIO, "doorbell: %m");
     *ret_bell = mok_wire_fds_take(fds, 0);
     return 0;
+}
+
+/* Where numbers go that nobody asked for: they are counted all the same, which is simpler than to ask each time. */
+static int map_stats(const Mok__WorkerStart *request, const struct mok_wire_fds *fds, struct control *c,
+                     struct mok_message *message)
+{
+    void *page = NULL;
+
+    if (!request->stats_bytes) {
+        c->stats = calloc(1, sizeof(*c->stats));
+        return c->stats ? 0 : objects_refuse(message, -MOK_ENOMEM, "numbers: out of memory");
+    }
+    if (request->stats_bytes < sizeof(*c->stats))
+        return objects_refuse(message, -MOK_ESIZE, "stats_bytes: %" PRIu64 ", bound at least %zu", request->stats_bytes,
+                              sizeof(*c->stats));
+    int r = mok_memory_map(fds->fd[1], sizeof(*c->stats), MOK_MAP_WRITE, &page);
+    if (r < 0)
+        return objects_refuse(message, r, "numbers: the page cannot be mapped: %s", mok_error_text(r));
+    c->stats = page;
+    c->stats_mapped = true;
+    return 0;
+}
+
+void control_release_stats(struct control *c)
+{
+    if (c->stats_mapped)
+        mok_memory_unmap(c->stats, sizeof(*c->stats));
+    else
+        free(c->stats);
+    c->stats = NULL;
 }
 
 static int start_threads(struct control *c, const struct dispatcher_config *config, struct mok_message *message)
@@ -342,9 +368,9 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
     if (!config.ops)
         return objects_refuse(message, -MOK_ENOTSUP, "kind: %u (%s), this build has no such engine", request->kind,
                               mok_device_kind_text(request->kind));
-    int r = take_bell(fds, &bell, message);
-    if (r == 0)
-        r = map_beat(fds, &config.beat, message);
+    int r = take_bell(request, fds, &bell, message);
+    if (r == 0 && !c->stats)
+        r = map_stats(request, fds, c, message);
     if (r < 0)
         return r;
     r = config.ops->probe(&config.engine, &c->on.limits, message);
@@ -354,6 +380,7 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
         return r;
     c->on.ops = config.ops;
     config.bell = bell;
+    config.stats = c->stats;
     r = start_threads(c, &config, message);
     if (r < 0)
         return r;
@@ -408,6 +435,8 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
         return layer_bind(c, request->layer_bind, command);
     case MOK__WORKER_REQUEST__BODY_LAYER_CLOSE:
         return layer_close(c, request->layer_close, command);
+    case MOK__WORKER_REQUEST__BODY_LAYER_FAIL:
+        return layer_fail(c, request->layer_fail, command);
     case MOK__WORKER_REQUEST__BODY_PING:
         return ping(c, command);
     case MOK__WORKER_REQUEST__BODY_OP_QUERY:

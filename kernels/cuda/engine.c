@@ -27,7 +27,8 @@ struct mok_engine {
     cudaStream_t stream, side;
     cudaEvent_t began, ended;
     struct mok_cuda_report *report; /* host memory that the device writes */
-    uint32_t *abort_word;           /* device memory */
+    uint32_t *abort_word;           /* device memory, 256 bytes */
+    uint32_t *bad_id;               /* behind it: a bad id was found, the rest of the operation does nothing */
     bool running, aborted;
     enum mok_phase phase; /* started last */
     struct mok_engine_layer *layer;
@@ -139,6 +140,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
         r = check(cudaMemset(e->abort_word, 0, 256), "clearing the abort word", message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
+    if (r == 0)
+        e->bad_id = e->abort_word + 32;
     return r;
 }
 
@@ -212,6 +215,7 @@ static void fill_schedule(struct mok_engine_layer *l)
         .row_dst = (uint64_t *)(m + l->layout.row_dst),
         .shared_y = spec->shared_intermediate ? m + l->layout.shared_y : NULL,
         .report = l->engine->report,
+        .bad_id = l->engine->bad_id,
     };
     for (uint32_t r = 0; r < spec->ep; r++) {
         l->schedule.ids[r] = (const int32_t *)(l->symmetric[r] + l->plan.sym_ids);
@@ -362,6 +366,7 @@ static int save_context(struct mok_engine_layer *l, const struct mok_op_args *ar
         .weight = (const float *)(own + l->plan.sym_topk_weight),
         .slots = (uint64_t)args->tokens * l->plan.spec.topk,
         .head = l->schedule.head,
+        .bad_id = l->engine->bad_id,
         .to = (struct mok_context_header *)context,
         .to_ids = (int32_t *)(context + l->plan.ctx_ids),
         .to_weight = (float *)(context + l->plan.ctx_topk_weight),
@@ -393,7 +398,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
-static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, uint32_t *bad_id, void *stream)
 {
     uint8_t *own = l->symmetric[l->plan.spec.rank];
     struct mok_cuda_prepare_args a = {
@@ -404,6 +409,7 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
         .sym_ids = (int32_t *)(own + l->plan.sym_ids),
         .sym_weight = (float *)(own + l->plan.sym_topk_weight),
         .report = l->engine->report,
+        .bad_id = bad_id,
     };
     return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -417,6 +423,7 @@ static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *
         .slots = own + l->plan.sym_slots,
         .shared = l->schedule.shared_y,
         .out = args->out,
+        .bad_id = l->engine->bad_id,
         .tokens = args->tokens,
         .topk = l->plan.spec.topk,
         .hidden = l->plan.spec.hidden,
@@ -434,10 +441,20 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
         mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
         return;
     }
-    if (phase == MOK_PHASE_PREPARE)
+    if (phase == MOK_PHASE_WHOLE && layer->plan.spec.ep != 1)
+        mok_args_refuse(ret, -MOK_EARG, MOK_ARG_RANKS, layer->plan.spec.ep);
+    else if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE)
         mok_args_check(&layer->plan, args, ret);
-    else if (phase == MOK_PHASE_MAIN)
+    if (ret->status == 0 && (phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE))
         mok_args_check_peers(&layer->plan, args, ret);
+}
+
+static int enqueue_whole(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
+    int r = enqueue_prepare(l, args, l->engine->bad_id, stream);
+    if (r == 0)
+        r = enqueue_main(l, args, stream);
+    return r == 0 ? enqueue_reduce(l, args, stream) : r;
 }
 
 int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
@@ -455,11 +472,13 @@ int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *a
         return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
-        return enqueue_prepare(layer, args, stream);
+        return enqueue_prepare(layer, args, NULL, stream);
     case MOK_PHASE_MAIN:
         return enqueue_main(layer, args, stream);
     case MOK_PHASE_REDUCE:
         return enqueue_reduce(layer, args, stream);
+    case MOK_PHASE_WHOLE:
+        return enqueue_whole(layer, args, stream);
     }
     return -MOK_EARG;
 }
@@ -486,12 +505,17 @@ int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret)
     const volatile struct mok_cuda_report *report = e->report;
     struct mok_op_result r = e->refused;
 
-    if (r.status == 0 && e->phase == MOK_PHASE_PREPARE && report->bad_slot_flat != UINT64_MAX) {
+    bool prepared = e->phase == MOK_PHASE_PREPARE || e->phase == MOK_PHASE_WHOLE;
+    bool ran = e->phase == MOK_PHASE_MAIN || e->phase == MOK_PHASE_WHOLE;
+
+    if (r.status == 0 && prepared && report->bad_slot_flat != UINT64_MAX) {
         int code = report_bad_slot(layer, report->bad_slot_flat, &r);
         if (code < 0)
             return code;
+        if (cudaMemset(e->bad_id, 0, sizeof(*e->bad_id)) != cudaSuccess)
+            return -MOK_EDEVICE;
     }
-    if (r.status == 0 && e->phase == MOK_PHASE_MAIN) {
+    if (r.status == 0 && ran) {
         r.rows = report->rows;
         r.schedule_ns = report->schedule_to_ns - report->schedule_from_ns;
         if (report->tripped) {
@@ -587,6 +611,7 @@ static void cuda_abort(struct mok_engine *engine)
 const struct mok_engine_ops mok_cuda_engine = {
     .name = "cuda",
     .kind = MOK_DEVICE_CUDA,
+    .runs_whole = true,
     .probe = cuda_probe,
     .open = cuda_open,
     .close = cuda_close,

@@ -126,11 +126,7 @@ __device__ __forceinline__ uint4 next_task(const block_view &b, uint32_t n, uint
 {
     uint32_t slot = n & 1u;
     mbar_wait(b.bar(bar_task_full + slot), n >> 1 & 1u);
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(b.smem + task_offset + 16 * slot)
-                 : "memory");
+    uint4 v = load_shared_16(b.smem + task_offset + 16 * slot);
     __syncwarp();
     if (lane == 0)
         mbar_arrive_cluster(cluster_address(b.bar(bar_task_empty + slot), 0));
@@ -404,7 +400,7 @@ struct consumer {
         release((pipe.n - 1) % MOK_STAGES);
 #pragma unroll
         for (uint32_t i = 0; i < 128; i++)
-            asm volatile("" : "+f"(d[i])::"memory");
+            settle(d[i]);
     }
 
     /* No row of this warpgroup is real: follows the stages. */
@@ -467,8 +463,7 @@ struct consumer {
             a = a > limit ? limit : a; /* a NaN stays one */
             u = u > limit ? limit : u < -limit ? -limit : u;
         }
-        float e;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(a, -1.4426950408889634f)));
+        float e = exp2_approximate(__fmul_rn(a, -1.4426950408889634f));
         return __fmul_rn(__fdividef(a, __fadd_rn(1.0f, e)), u);
     }
 
@@ -602,8 +597,7 @@ struct consumer {
 __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREADS, 1)
     main_kernel(const __grid_constant__ mok_cuda_main_args p)
 {
-    extern __shared__ __align__(1024) uint8_t smem[];
-    const block_view b = { smem_address(smem), cluster_rank() };
+    const block_view b = { smem_address(dynamic_shared()), cluster_rank() };
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0) {
