@@ -148,7 +148,7 @@ static int choose_worker(const struct mokd_config *config, char *ret, size_t siz
     return -1;
 }
 
-static int run(const struct options *options, const struct mokd_config *config)
+static int run(const struct options *options, struct mokd_config *config)
 {
     char socket[MOKD_PATH_MAX], admin[MOKD_PATH_MAX], worker[PATH_MAX];
     struct mokd_error error;
@@ -168,7 +168,6 @@ static int run(const struct options *options, const struct mokd_config *config)
     }
     struct mokd_options how = {
         .config = config,
-        .config_path = options->config,
         .socket = socket,
         .admin_socket = admin,
         .worker = worker,

@@ -17,11 +17,11 @@
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
+#include "reload.h"
 #include "service.h"
 #include "session.h"
 #include "storage.h"
 #include "timer.h"
-#include "user.h"
 
 /* From the signal on: this long to take everything down in order, then workers are killed. */
 #define STOP_MS 8000u
@@ -138,57 +138,10 @@ void mokd_server_fail(struct mokd_server *server, int code)
     stop(server);
 }
 
-/* ------------------------------------------------------------------ reading the configuration again */
-
-struct first_sentence {
-    char text[MOKD_TEXT_MAX / 2];
-};
-
-static void keep_first(void *cookie, const char *sentence)
-{
-    struct first_sentence *first = cookie;
-    char clean[MOKD_TEXT_MAX];
-
-    mok_log_text(clean, sizeof(clean), sentence);
-    mok_log(MOK_LOG_ERROR, "config", "not read again", "error=\"%s\"", clean);
-    if (!first->text[0])
-        snprintf(first->text, sizeof(first->text), "configuration not read again: %.200s", clean);
-}
-
-/* The old ones are in use by nobody once every user has got the new ones. */
-static void take_limits(struct mokd_server *server, struct mokd_config *fresh)
-{
-    struct mokd_config *old = server->limits == server->config ? NULL : (struct mokd_config *)server->limits;
-    struct mokd_user *user;
-
-    server->limits = fresh;
-    TAILQ_FOREACH(user, &server->users, link)
-        user->limits = mokd_config_limits(fresh, user->uid);
-    if (old)
-        mokd_config_release(old);
-    free(old);
-}
-
-/* Limits and log level take effect; devices and sockets are those of the start. A bad file changes nothing. */
 static void on_hangup(uv_signal_t *handle, int number)
 {
-    struct mokd_server *server = handle->data;
-    struct first_sentence first = { "" };
-    struct mokd_config *fresh = calloc(1, sizeof(*fresh));
-
     (void)number;
-    if (server->stopping || !server->service || !fresh) {
-        free(fresh);
-        return;
-    }
-    if (mokd_config_load(server->options->config_path, keep_first, &first, fresh) == 0) {
-        mok_log_set_level(fresh->log_level);
-        take_limits(server, fresh);
-        mok_log(MOK_LOG_NOTICE, "server", "configuration read again: limits and log level hold from now on", NULL);
-    } else {
-        free(fresh);
-    }
-    mokd_service_reloaded(server->service, first.text);
+    mokd_reload(handle->data);
 }
 
 /* ------------------------------------------------------------------ starting */
@@ -326,10 +279,6 @@ static void free_all(struct mokd_server *server)
     free(server->devices);
     mokd_storage_stop(server);
     mokd_reserve_close(server);
-    if (server->limits != server->config) {
-        mokd_config_release((struct mokd_config *)server->limits);
-        free((struct mokd_config *)server->limits);
-    }
     int r = uv_loop_close(&server->loop);
     if (r < 0)
         mok_log(MOK_LOG_ERROR, "server", "the loop still has handles", "error=\"%s\"", uv_strerror(r));
@@ -339,13 +288,13 @@ int mokd_server_run(const struct mokd_options *options)
 {
     struct mokd_server server = {
         .config = options->config,
-        .limits = options->config,
         .options = options,
         .started_ns = mok_now_ns(),
     };
 
     TAILQ_INIT(&server.sessions);
     TAILQ_INIT(&server.users);
+    TAILQ_INIT(&server.pools);
     TAILQ_INIT(&server.groups);
     /* A large allocation holds a thread for a while; of libuv's four, a few users could hold all. */
     setenv("UV_THREADPOOL_SIZE", "16", 0);

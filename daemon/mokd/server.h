@@ -29,16 +29,17 @@ struct mokd_listener;
 struct mokd_service;
 struct mokd_session;
 struct mokd_user;
+struct mokd_pool;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
+TAILQ_HEAD(mokd_pool_list, mokd_pool);
 TAILQ_HEAD(mokd_group_list, mokd_group);
 
 struct mokd_server {
     uv_loop_t loop;
     uv_signal_t sigterm, sigint, sighup;
-    const struct mokd_config *config; /* as read at start */
-    const struct mokd_config *limits; /* whose limits hold: the same, or one that was read since */
+    struct mokd_config *config; /* users, groups and limits change with SIGHUP, the rest does not */
     const struct mokd_options *options;
     struct mokd_listener *listener, *admin_listener;
     struct mokd_service *service;
@@ -46,6 +47,8 @@ struct mokd_server {
     size_t n_devices;
     struct mokd_session_list sessions; /* every connection, also those that are closing */
     struct mokd_user_list users;
+    struct mokd_pool_list pools;
+    bool reloading;
     struct mokd_group_list groups;
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
@@ -63,8 +66,7 @@ struct mokd_server {
 
 /* How mokd was started; everything stays as long as the server. */
 struct mokd_options {
-    const struct mokd_config *config;
-    const char *config_path;  /* read again on SIGHUP */
+    struct mokd_config *config;
     const char *socket;       /* where clients connect, unless the service manager hands over a socket */
     const char *admin_socket; /* the same for administrators; "": nowhere */
     const char *worker;
