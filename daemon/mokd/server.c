@@ -15,6 +15,7 @@
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
+#include "reload.h"
 #include "session.h"
 #include "storage.h"
 #include "timer.h"
@@ -126,9 +127,8 @@ static void on_stop_signal(uv_signal_t *handle, int number)
 
 static void on_hangup(uv_signal_t *handle, int number)
 {
-    (void)handle;
     (void)number;
-    mok_log(MOK_LOG_NOTICE, "server", "SIGHUP ignored: the configuration is read at start alone", NULL);
+    mokd_reload(handle->data);
 }
 
 /* ------------------------------------------------------------------ starting */
@@ -218,12 +218,13 @@ static void free_all(struct mokd_server *server)
         mok_log(MOK_LOG_ERROR, "server", "the loop still has handles", "error=\"%s\"", uv_strerror(r));
 }
 
-int mokd_server_run(const struct mokd_config *config, const char *socket, const char *worker)
+int mokd_server_run(struct mokd_config *config, const char *socket, const char *worker)
 {
     struct mokd_server server = { .config = config, .started_ns = mok_now_ns() };
 
     TAILQ_INIT(&server.sessions);
     TAILQ_INIT(&server.users);
+    TAILQ_INIT(&server.pools);
     TAILQ_INIT(&server.groups);
     /* A large allocation holds a thread for a while; of libuv's four, a few users could hold all. */
     setenv("UV_THREADPOOL_SIZE", "16", 0);
