@@ -20,6 +20,12 @@
 static const struct key daemon_keys[] = {
     { "socket", VALUE_PATH, offsetof(struct mokd_config, socket), 1, sizeof(((struct sockaddr_un *)0)->sun_path) - 1 },
     { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, socket_mode), 0600, 0777 },
+    { "admin_socket", VALUE_PATH, offsetof(struct mokd_config, admin_socket), 1,
+      sizeof(((struct sockaddr_un *)0)->sun_path) - 1 },
+    { "admin_socket_mode", VALUE_MODE, offsetof(struct mokd_config, admin_socket_mode), 0600, 0777 },
+    { "start_timeout", VALUE_U32, offsetof(struct mokd_config, start_timeout), 1, 86400 },
+    { "worker_timeout", VALUE_U32, offsetof(struct mokd_config, worker_timeout), 1, 3600 },
+    { "device_failure", VALUE_FAILURE, offsetof(struct mokd_config, device_failure), 0, 0 },
     { "log_level", VALUE_LEVEL, offsetof(struct mokd_config, log_level), 0, 0 },
     { "worker", VALUE_PATH, offsetof(struct mokd_config, worker), 1, MOKD_PATH_MAX - 1 },
     { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000 },
@@ -172,6 +178,26 @@ static void set_device_kind(struct parser *parser, const struct key *key, void *
     config_complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
 }
 
+static const char *const sharing_words[] = { [MOKD_SHARING_SLICES] = "slices", [MOKD_SHARING_MPS] = "mps", NULL };
+static const char *const failure_words[] = { [MOKD_FAILURE_SERVE] = "serve", [MOKD_FAILURE_EXIT] = "exit", NULL };
+
+/* One of some words, by its place among them. */
+static void set_choice(struct parser *parser, const struct key *key, void *base, const char *text,
+                       const char *const *words)
+{
+    char list[128] = "";
+    size_t used = 0;
+
+    for (uint32_t i = 0; words[i]; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            *(uint32_t *)config_field(base, key) = i;
+            return;
+        }
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i == 0 ? "" : " or ", words[i]);
+    }
+    config_complain(parser, "[%s] %s = %s: must be %s", parser->section_text, key->name, text, list);
+}
+
 static void set_value(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     if (!*text) {
@@ -195,12 +221,10 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
         set_device_kind(parser, key, base, text);
         return;
     case VALUE_SHARING:
-        if (strcmp(text, "slices") == 0)
-            *(uint32_t *)config_field(base, key) = MOKD_SHARING_SLICES;
-        else if (strcmp(text, "mps") == 0)
-            *(uint32_t *)config_field(base, key) = MOKD_SHARING_MPS;
-        else
-            config_complain(parser, "[%s] %s = %s: must be slices or mps", parser->section_text, key->name, text);
+        set_choice(parser, key, base, text, sharing_words);
+        return;
+    case VALUE_FAILURE:
+        set_choice(parser, key, base, text, failure_words);
         return;
     case VALUE_PRIORITY:
         config_set_priority(parser, key, base, text);
@@ -455,6 +479,9 @@ static void set_defaults(struct mokd_config *config)
 {
     *config = (struct mokd_config){
         .socket_mode = 0666,
+        .admin_socket_mode = 0600,
+        .start_timeout = 300,
+        .worker_timeout = 10,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
         .limits = { .of = { [MOKD_BYTES] = MOKD_NO_LIMIT,
