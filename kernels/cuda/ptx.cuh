@@ -230,6 +230,16 @@ __device__ __forceinline__ void let_next_kernel_start()
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+/* ---- arithmetic ---- */
+
+/* 2^x, to about two units in the last place; subnormal results are 0. */
+__device__ __forceinline__ float exp2_approximate(float x)
+{
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
+    return e;
+}
+
 /* ---- registers and tiles ---- */
 
 template <int N> __device__ __forceinline__ void registers_raise()
