@@ -76,7 +76,7 @@ struct consumer_base {
         release((pipe.n - 1) % MOK_STAGES);
 #pragma unroll
         for (uint32_t i = 0; i < 128; i++)
-            asm volatile("" : "+f"(d[i])::"memory");
+            settle(d[i]);
     }
 
     /* No row of this warpgroup is real: follows the stages. */

@@ -184,8 +184,7 @@ struct forward_consumer : consumer_base {
 __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREADS, 1)
     main_kernel(const __grid_constant__ mok_cuda_main_args p)
 {
-    extern __shared__ __align__(1024) uint8_t smem[];
-    const block_view b = { smem_address(smem), cluster_rank() };
+    const block_view b = { smem_address(dynamic_shared()), cluster_rank() };
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0)

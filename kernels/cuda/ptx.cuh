@@ -13,6 +13,13 @@
 namespace mok
 {
 
+/* The shared memory that a launch asks for, aligned as swizzled tiles need it. */
+__device__ __forceinline__ uint8_t *dynamic_shared()
+{
+    extern __shared__ __align__(1024) uint8_t mok_dynamic_shared[];
+    return mok_dynamic_shared;
+}
+
 __device__ __forceinline__ uint32_t smem_address(const void *p)
 {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -230,16 +237,6 @@ __device__ __forceinline__ void let_next_kernel_start()
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* ---- arithmetic ---- */
-
-/* 2^x, to about two units in the last place; subnormal results are 0. */
-__device__ __forceinline__ float exp2_approximate(float x)
-{
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x));
-    return e;
-}
-
 /* ---- registers and tiles ---- */
 
 template <int N> __device__ __forceinline__ void registers_raise()
@@ -250,6 +247,20 @@ template <int N> __device__ __forceinline__ void registers_raise()
 template <int N> __device__ __forceinline__ void registers_lower()
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* An asynchronous product's sum is read below this line only. */
+__device__ __forceinline__ void settle(float &sum)
+{
+    asm volatile("" : "+f"(sum)::"memory");
+}
+
+/* 2^x to about two units in the last place; denormals are zero. */
+__device__ __forceinline__ float exp2_approximate(float x)
+{
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
 }
 
 /* Four 8x8 BF16 matrices; lanes 8i..8i+7 give the row addresses of matrix i. */
