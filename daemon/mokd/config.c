@@ -15,6 +15,7 @@
 
 #include <ini.h>
 
+#include "endpoint.h"
 #include "kernels/layer.h"
 #include "mok/ring_abi.h"
 #include "names.h"
@@ -22,7 +23,7 @@
 /* inih's own line buffer; a longer line would reach it in pieces. */
 #define MAX_LINE 197
 
-enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_DEVICE };
+enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_DEVICE, SECTION_METRICS };
 enum value_kind {
     VALUE_U32,
     VALUE_ENTRIES, /* of a queue: a power of two */
@@ -32,6 +33,7 @@ enum value_kind {
     VALUE_LEVEL,
     VALUE_DEVICE_KIND,
     VALUE_SHARING,
+    VALUE_ENDPOINT,
 };
 
 struct parser {
@@ -47,7 +49,7 @@ struct parser {
     uint32_t seen;   /* keys of this section, by index in its table */
     bool expect_key; /* the line just handed to inih holds a key */
     bool out_of_memory;
-    bool seen_daemon, seen_limits;
+    bool seen_daemon, seen_limits, seen_metrics;
 };
 
 struct key {
@@ -75,6 +77,11 @@ static const struct key limit_keys[] = {
       MOK_RING_MAX_ENTRIES },
     { "layers", VALUE_U32, offsetof(struct mokd_limits, layers), 0, 100000 },
     { "buffers", VALUE_U32, offsetof(struct mokd_limits, buffers), 0, 100000 },
+};
+
+static const struct key metrics_keys[] = {
+    { "listen", VALUE_ENDPOINT, offsetof(struct mokd_config, metrics_listen), 1, MOKD_PATH_MAX - 1 },
+    { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, metrics_mode), 0600, 0777 },
 };
 
 static const struct key device_keys[] = {
@@ -221,6 +228,18 @@ static void set_device_kind(struct parser *parser, const struct key *key, void *
     complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
 }
 
+static void set_endpoint(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    struct mokd_endpoint endpoint;
+    struct mokd_error error = { 0 };
+
+    if (strlen(text) <= key->max && mokd_endpoint_parse(text, &endpoint, &error) == 0)
+        memcpy(field(base, key), text, strlen(text) + 1);
+    else
+        complain(parser, "[%s] %s = %s: %s", parser->section_text, key->name, text,
+                 error.code ? error.text : "is too long");
+}
+
 static void set_value(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     if (!*text) {
@@ -241,6 +260,9 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
         return;
     case VALUE_DEVICE_KIND:
         set_device_kind(parser, key, base, text);
+        return;
+    case VALUE_ENDPOINT:
+        set_endpoint(parser, key, base, text);
         return;
     case VALUE_SHARING:
         if (strcmp(text, "slices") == 0)
@@ -360,11 +382,15 @@ static enum section begin_section(struct parser *parser)
         return begin_once(parser, &parser->seen_daemon, SECTION_DAEMON);
     if (strcmp(text, "limits") == 0)
         return begin_once(parser, &parser->seen_limits, SECTION_LIMITS);
+    if (strcmp(text, "metrics") == 0) {
+        snprintf(parser->config->metrics_listen, sizeof(parser->config->metrics_listen), MOKD_DEFAULT_METRICS);
+        return begin_once(parser, &parser->seen_metrics, SECTION_METRICS);
+    }
     if (strncmp(text, "device ", 7) == 0)
         return begin_device(parser, text + 7 + strspn(text + 7, " \t"));
     if (strncmp(text, "user ", 5) == 0)
         return begin_user(parser, text + 5 + strspn(text + 5, " \t"));
-    complain(parser, "[%s]: unknown section; known are [daemon], [limits], [user NAME] and [device NAME]", text);
+    complain(parser, "[%s]: unknown section; known are [daemon], [limits], [metrics], [user NAME] and [device NAME]", text);
     return SECTION_BAD;
 }
 
@@ -391,6 +417,10 @@ static const struct key *section_keys(const struct parser *parser, size_t *ret_c
         *ret_count = ARRAY_SIZE(device_keys);
         *ret_base = &config->devices[config->n_devices - 1];
         return device_keys;
+    case SECTION_METRICS:
+        *ret_count = ARRAY_SIZE(metrics_keys);
+        *ret_base = config;
+        return metrics_keys;
     case SECTION_NONE:
     case SECTION_BAD:
         break;
@@ -535,6 +565,7 @@ static void set_defaults(struct mokd_config *config)
         .socket_mode = 0666,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
+        .metrics_mode = 0660,
         .limits = { .bytes = UINT64_MAX,
                     .sessions = 64,
                     .groups = 64,

@@ -15,6 +15,7 @@
 #define MOKD_DEFAULT_CONFIG "/etc/mok/mokd.conf"
 #define MOKD_DEFAULT_RUNTIME_DIR "/run/mok"
 #define MOKD_SOCKET_NAME "mokd.sock"
+#define MOKD_DEFAULT_METRICS "127.0.0.1:9643" /* where there is a section [metrics] */
 #define MOKD_PATH_MAX 256
 
 /* What a user, or a session of his, may have at once. */
@@ -57,6 +58,8 @@ struct mokd_config {
     uint32_t poll_us;
     uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
     char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
+    char metrics_listen[MOKD_PATH_MAX]; /* endpoint.h; "": off */
+    uint32_t metrics_mode;              /* of a Unix socket */
     struct mokd_limits limits;
     struct mokd_user_config *users;
     size_t n_users;
