@@ -131,6 +131,7 @@ static void publish(struct dispatcher *d, struct worker_queue *queue, uint32_t s
         d->errors++;
     queue->ops_done++;
     queue->device_ns += cqe->device_ns;
+    queue->rows += cqe->rows;
     d->ops_done++;
     d->device_ns += cqe->device_ns;
     mok_queue_worker_complete(&queue->ring, slot, cqe);

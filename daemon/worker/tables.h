@@ -68,7 +68,7 @@ static inline uint64_t worker_buffer_key(uint32_t buffer, uint32_t rank)
 struct worker_group {
     struct worker_node control_node, dispatch_node;
     /* identity */
-    uint32_t id, size, rank, weight;
+    uint32_t id, size, rank;
     uint64_t session;
     int *bell; /* [size], eventfds of the workers of all ranks */
     bool closing;
@@ -93,10 +93,17 @@ struct worker_buffer {
     uint32_t pins; /* operations, running phases and bindings that hold the address */
 };
 
+/* A user's claim to the device; weight 0: none is said. */
+struct worker_claim {
+    uint32_t weight, priority;
+};
+
 struct worker_queue {
     struct worker_node control_node, dispatch_node;
     /* identity */
     uint32_t id, uid;
+    uint32_t weight;           /* of the session */
+    struct worker_claim claim; /* of its user */
     uint64_t session;
     int doorbell;
     bool closing;
@@ -109,7 +116,7 @@ struct worker_queue {
     struct mok_queue_worker ring;
     struct fair_session share;
     struct worker_op *first, *last; /* in flight, oldest first */
-    uint64_t ops_done, device_ns;
+    uint64_t ops_done, device_ns, rows;
     struct mok_stats_queue *stats; /* NULL: there are too many queues to count it apart */
     bool open;                   /* false once broken or closed: nothing is taken or completed any more */
     struct fair_user *left_user; /* account of a user whose last queue this was */

@@ -93,6 +93,7 @@ struct mok_cuda_report {
     uint64_t rows;
     uint64_t schedule_from_ns, schedule_to_ns; /* of the device's clock */
     struct mok_cuda_trip trip;
+    uint32_t ended; /* number of the phase that ended last; written by the stream behind its kernels */
 };
 
 /* Offsets in bytes from the start of the private workspace. */

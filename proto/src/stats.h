@@ -95,7 +95,8 @@ struct mok_stats {
     uint64_t sleep_ns;     /* for how long together */
     uint64_t peer_bells;   /* peers' workers woken */
     uint64_t broken_queues, broken_groups;
-    uint64_t reserved1[6];
+    uint64_t rounds;       /* of the dispatcher: how mokd sees that it lives; never still for longer than it takes to wake */
+    uint64_t reserved1[5];
 
     struct mok_stats_histogram latency[2][MOK_LATENCIES]; /* forward, backward */
     struct mok_stats_queue queue[MOK_STATS_QUEUES];

@@ -202,19 +202,20 @@ static int usage(FILE *file)
                   "  --shape NAME            one shape; default: all (");
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         fprintf(file, "%s%s", i ? ", " : "", shapes[i].name);
-    fprintf(file, ")\n"
-                  "  --op forward|backward   what to time (default forward)\n"
-                  "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
-                  "  --gpus N                GPUs that they are spread over (default 1)\n"
-                  "  --tokens N              tokens a rank (default 2048)\n"
-                  "  --routing NAME          uniform, zipf, hot-rank, hot-expert\n"
-                  "  --context full|recompute  of a backward (default full)\n"
-                  "  --ring BYTES --minibatch ROWS   override the plan\n"
-                  "  --memory GIB            what mokd may use of a device (default 16)\n"
-                  "  --poll US               how long workers look before they sleep (default 20000)\n"
-                  "  --rounds N              measured rounds (default 50)\n"
-                  "  --json                  one object a line\n"
-                  "With MOK_TEST_MPS_PIPE set everything runs under that MPS control daemon, otherwise in time slices.\n");
+    fprintf(file,
+            ")\n"
+            "  --op forward|backward   what to time (default forward)\n"
+            "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
+            "  --gpus N                GPUs that they are spread over (default 1)\n"
+            "  --tokens N              tokens a rank (default 2048)\n"
+            "  --routing NAME          uniform, zipf, hot-rank, hot-expert\n"
+            "  --context full|recompute  of a backward (default full)\n"
+            "  --ring BYTES --minibatch ROWS   override the plan\n"
+            "  --memory GIB            what mokd may use of a device (default 16)\n"
+            "  --poll US               how long workers look before they sleep (default 20000)\n"
+            "  --rounds N              measured rounds (default 50)\n"
+            "  --json                  one object a line\n"
+            "With MOK_TEST_MPS_PIPE set everything runs under that MPS control daemon, otherwise in time slices.\n");
     return file == stdout ? 0 : 2;
 }
 
@@ -245,29 +246,63 @@ static void parse(int argc, char **argv, struct options *o)
     optind = 1;
     while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (c) {
-        case 'j': bench.json = true; break;
-        case 'e': break;
-        case 's': o->shape = optarg; break;
-        case 't': o->tokens = bench_number("tokens", optarg, 1, 1 << 20); break;
-        case 'n': o->rounds = bench_number("rounds", optarg, 1, MAX_ROUNDS); break;
-        case 'p': o->poll_us = bench_number("poll", optarg, 0, 1000000); break;
-        case 'r': o->ep = bench_number("ep", optarg, 1, CUDA_MAX_RANKS); break;
-        case 'g': o->gpus = bench_number("gpus", optarg, 1, CUDA_MAX_RANKS); break;
-        case 'o': o->routing = (enum workload_routing)name_of("routing", optarg, routing_names, 4); break;
-        case 'b': o->backward = name_of("op", optarg, ops, 2) == 1; break;
-        case 'c': o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL; break;
-        case 'i': o->ring_bytes = bench_number("ring", optarg, 0, UINT32_MAX); break;
-        case 'a': o->minibatch_rows = bench_number("minibatch", optarg, 0, 1 << 24); break;
-        case 'm': o->memory_gib = bench_number("memory", optarg, 1, 1024); break;
-        case 'h': exit(usage(stdout));
-        default: exit(usage(stderr));
+        case 'j':
+            bench.json = true;
+            break;
+        case 'e':
+            break;
+        case 's':
+            o->shape = optarg;
+            break;
+        case 't':
+            o->tokens = bench_number("tokens", optarg, 1, 1 << 20);
+            break;
+        case 'n':
+            o->rounds = bench_number("rounds", optarg, 1, MAX_ROUNDS);
+            break;
+        case 'p':
+            o->poll_us = bench_number("poll", optarg, 0, 1000000);
+            break;
+        case 'r':
+            o->ep = bench_number("ep", optarg, 1, CUDA_MAX_RANKS);
+            break;
+        case 'g':
+            o->gpus = bench_number("gpus", optarg, 1, CUDA_MAX_RANKS);
+            break;
+        case 'o':
+            o->routing = (enum workload_routing)name_of("routing", optarg, routing_names, 4);
+            break;
+        case 'b':
+            o->backward = name_of("op", optarg, ops, 2) == 1;
+            break;
+        case 'c':
+            o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;
+            break;
+        case 'i':
+            o->ring_bytes = bench_number("ring", optarg, 0, UINT32_MAX);
+            break;
+        case 'a':
+            o->minibatch_rows = bench_number("minibatch", optarg, 0, 1 << 24);
+            break;
+        case 'm':
+            o->memory_gib = bench_number("memory", optarg, 1, 1024);
+            break;
+        case 'h':
+            exit(usage(stdout));
+        default:
+            exit(usage(stderr));
         }
     }
 }
 
 int bench_layer_cuda(int argc, char **argv)
 {
-    struct options o = { .tokens = 2048, .rounds = 50, .poll_us = 20000, .ep = 1, .gpus = 1, .memory_gib = 16,
+    struct options o = { .tokens = 2048,
+                         .rounds = 50,
+                         .poll_us = 20000,
+                         .ep = 1,
+                         .gpus = 1,
+                         .memory_gib = 16,
                          .context_mode = MOK_CONTEXT_FULL };
     const char *pipe = getenv("MOK_TEST_MPS_PIPE");
     size_t count = sizeof(shapes) / sizeof(shapes[0]);
@@ -278,13 +313,15 @@ int bench_layer_cuda(int argc, char **argv)
     parse(argc, argv, &o);
     if (pipe)
         snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s", pipe);
-    struct stack_options so = { .gpus = o.ep, .gpu_spread = o.gpus, .gpu_gib = o.memory_gib, .poll_us = o.poll_us,
-                                .daemon = lines };
+    struct stack_options so = {
+        .gpus = o.ep, .gpu_spread = o.gpus, .gpu_gib = o.memory_gib, .poll_us = o.poll_us, .daemon = lines
+    };
     if (stack_start(&stack, &so) < 0)
         return 1;
     workload_copy = copy;
     if (!bench.json)
-        printf("shape      op       EP/GPUs tokens routing  sharing     mokd ms  own ms      mokd's cost   queued: mokd  own  "
+        printf("shape      op       EP/GPUs tokens routing  sharing     mokd ms  own ms      mokd's cost   queued: "
+               "mokd  own  "
                "     mokd's cost  own TFLOP/s\n");
     for (size_t i = 0; i < count && r == 0; i++) {
         if (o.shape ? strcmp(o.shape, shapes[i].name) != 0 : i == count - 1)

@@ -57,7 +57,8 @@ static int copy_of(struct cuda_rank *rank, mok_buffer *buffer, void **ret)
         return 0;
     int r = check(rank, cudaMalloc(ret, mok_buffer_size(buffer)), "allocating");
     return r < 0 ? r
-                 : check(rank, cudaMemcpy(*ret, mok_buffer_data(buffer), mok_buffer_size(buffer), cudaMemcpyDeviceToDevice),
+                 : check(rank,
+                         cudaMemcpy(*ret, mok_buffer_data(buffer), mok_buffer_size(buffer), cudaMemcpyDeviceToDevice),
                          "copying inputs");
 }
 
@@ -111,7 +112,8 @@ static int own_layer(struct cuda_rank *rank)
         rank->peer[r] =
             (struct mok_peer){ .x = run->rank[r].x, .d_out = run->rank[r].d_out, .tokens = run->problem.max_tokens };
     }
-    if (mok_cuda_engine.layer_open(rank->engine, &rank->plan, symmetric, rank->private_memory, &rank->layer, &message) < 0)
+    if (mok_cuda_engine.layer_open(rank->engine, &rank->plan, symmetric, rank->private_memory, &rank->layer, &message) <
+        0)
         return say(rank, "in process", message.text);
     rank->args = (struct mok_op_args){ .kind = MOK_KIND_FORWARD,
                                        .context_mode = run->backward ? run->problem.context_mode : MOK_CONTEXT_NONE,
@@ -124,8 +126,12 @@ static int own_layer(struct cuda_rank *rank)
                                        .d_topk_weight = at(d->d_weight),
                                        .peer = rank->peer };
     rank->args.params = (struct mok_expert_params){
-        .gate = at(d->gate), .up = at(d->up), .down = at(d->down),
-        .d_gate = at(d->d_gate), .d_up = at(d->d_up), .d_down = at(d->d_down),
+        .gate = at(d->gate),
+        .up = at(d->up),
+        .down = at(d->down),
+        .d_gate = at(d->d_gate),
+        .d_up = at(d->d_up),
+        .d_down = at(d->d_down),
     };
     return 0;
 }
