@@ -52,6 +52,7 @@ struct mokd_device {
     uint32_t n_queues, n_ranks;
     bool draining;                      /* admission.c */
     const struct mokd_group *exclusive; /* that has it alone; NULL: none */
+    uint64_t recovered_ops; /* completed by us, for workers that died */
     uint64_t ops_done, device_ns, errors; /* of workers that are dead */
     Mok__WorkerStats latest;              /* of the living one */
 };
