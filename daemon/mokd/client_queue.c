@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "job_totals.h"
 #include "layer.h"
 #include "memory.h"
 #include "mok/ring_abi.h"
@@ -60,6 +61,7 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
 
 static void queue_free(struct mokd_queue *queue)
 {
+    mokd_job_totals_take(queue);
     uncharge(queue->session->user, queue->bytes);
     queue->session->ops_done += queue->ops_done;
     TAILQ_REMOVE(&queue->session->queues, queue, link);
@@ -371,6 +373,7 @@ static void recover(struct mokd_queue *queue)
 {
     int owed = mok_queue_recover(&queue->ring, -MOK_EWORKER);
 
+    queue->device->recovered_ops += owed > 0 ? (uint64_t)owed : 0;
     mok_queue_close(&queue->ring, -MOK_EWORKER);
     mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d", queue->id,
             queue->session->id, queue->device->config->name, owed);

@@ -14,6 +14,7 @@
 
 #include <ini.h>
 
+#include "endpoint.h"
 #include "kernels/layer.h"
 #include "names.h"
 
@@ -32,6 +33,11 @@ static const struct key daemon_keys[] = {
     { "sharing", VALUE_SHARING, offsetof(struct mokd_config, sharing), 0, 0 },
     { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
     { "admin_group", VALUE_ADMIN_GROUP, 0, 0, 0 },
+};
+
+static const struct key metrics_keys[] = {
+    { "listen", VALUE_ENDPOINT, offsetof(struct mokd_config, metrics_listen), 1, MOKD_PATH_MAX - 1 },
+    { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, metrics_mode), 0600, 0777 },
 };
 
 static const struct key device_keys[] = {
@@ -198,6 +204,18 @@ static void set_choice(struct parser *parser, const struct key *key, void *base,
     config_complain(parser, "[%s] %s = %s: must be %s", parser->section_text, key->name, text, list);
 }
 
+static void set_endpoint(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    struct mokd_endpoint endpoint;
+    struct mokd_error error = { 0 };
+
+    if (strlen(text) <= key->max && mokd_endpoint_parse(text, &endpoint, &error) == 0)
+        memcpy(config_field(base, key), text, strlen(text) + 1);
+    else
+        config_complain(parser, "[%s] %s = %s: %s", parser->section_text, key->name, text,
+                 error.code ? error.text : "is too long");
+}
+
 static void set_value(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     if (!*text) {
@@ -219,6 +237,9 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
         return;
     case VALUE_DEVICE_KIND:
         set_device_kind(parser, key, base, text);
+        return;
+    case VALUE_ENDPOINT:
+        set_endpoint(parser, key, base, text);
         return;
     case VALUE_SHARING:
         set_choice(parser, key, base, text, sharing_words);
@@ -311,13 +332,17 @@ static enum section begin_section(struct parser *parser)
         return begin_once(parser, &parser->seen_daemon, SECTION_DAEMON);
     if (strcmp(text, "limits") == 0)
         return begin_once(parser, &parser->seen_limits, SECTION_LIMITS);
+    if (strcmp(text, "metrics") == 0) {
+        snprintf(parser->config->metrics_listen, sizeof(parser->config->metrics_listen), MOKD_DEFAULT_METRICS);
+        return begin_once(parser, &parser->seen_metrics, SECTION_METRICS);
+    }
     if (strncmp(text, "device ", 7) == 0)
         return begin_device(parser, text + 7 + strspn(text + 7, " \t"));
     if (strncmp(text, "user ", 5) == 0)
         return config_begin_tenant(parser, text + 5 + strspn(text + 5, " \t"), SECTION_USER);
     if (strncmp(text, "group ", 6) == 0)
         return config_begin_tenant(parser, text + 6 + strspn(text + 6, " \t"), SECTION_GROUP);
-    config_complain(parser, "[%s]: unknown section; known are [daemon], [limits], [user NAME], [group NAME] and [device NAME]",
+    config_complain(parser, "[%s]: unknown section; known are [daemon], [limits], [metrics], [user NAME], [group NAME] and [device NAME]",
              text);
     return SECTION_BAD;
 }
@@ -349,6 +374,10 @@ static const struct key *section_keys(const struct parser *parser, size_t *ret_c
         *ret_count = ARRAY_SIZE(device_keys);
         *ret_base = &config->devices[config->n_devices - 1];
         return device_keys;
+    case SECTION_METRICS:
+        *ret_count = ARRAY_SIZE(metrics_keys);
+        *ret_base = config;
+        return metrics_keys;
     case SECTION_NONE:
     case SECTION_BAD:
         break;
@@ -484,6 +513,7 @@ static void set_defaults(struct mokd_config *config)
         .worker_timeout = 10,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
+        .metrics_mode = 0660,
         .limits = { .of = { [MOKD_BYTES] = MOKD_NO_LIMIT,
                             [MOKD_SESSIONS] = 64,
                             [MOKD_GROUPS] = 1024,

@@ -16,6 +16,7 @@
 #define MOKD_DEFAULT_CONFIG "/etc/mok/mokd.conf"
 #define MOKD_DEFAULT_RUNTIME_DIR "/run/mok"
 #define MOKD_SOCKET_NAME "mokd.sock"
+#define MOKD_DEFAULT_METRICS "127.0.0.1:9643" /* where there is a section [metrics] */
 #define MOKD_PATH_MAX 256
 /* What the administrator's socket is called beside a client socket NAME.sock or NAME. */
 #define MOKD_ADMIN_SUFFIX "-admin.sock"
@@ -84,6 +85,8 @@ struct mokd_config {
     uint32_t poll_us;
     uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
     char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
+    char metrics_listen[MOKD_PATH_MAX]; /* endpoint.h; "": off */
+    uint32_t metrics_mode;              /* of a Unix socket */
     uint32_t has_admin_group;
     gid_t admin_gid;
     struct mokd_limits limits; /* whoever has no section */

@@ -49,6 +49,7 @@ struct mokd_device {
     uint64_t memory_used;            /* storage.c */
     TAILQ_HEAD(, mokd_queue) queues; /* of all sessions, by device_link */
     uint32_t n_queues;
+    uint64_t recovered_ops; /* completed by us, for workers that died */
     uint64_t ops_done, device_ns, errors; /* of workers that are dead */
     Mok__WorkerStats latest;              /* of the living one */
 };

@@ -13,10 +13,12 @@
 #include "client_queue.h"
 #include "device.h"
 #include "group.h"
+#include "http.h"
 #include "inherited.h"
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
+#include "recent.h"
 #include "reload.h"
 #include "service.h"
 #include "session.h"
@@ -120,6 +122,8 @@ static void stop(struct mokd_server *server)
     mokd_listener_close(server->listener);
     mokd_listener_close(server->admin_listener);
     server->listener = server->admin_listener = NULL;
+    mokd_http_close(server->http);
+    server->http = NULL;
     server->stop_deadline = mokd_timer_start(&server->loop, STOP_MS, stop_overdue, server);
     TAILQ_FOREACH(session, &server->sessions, link)
         mokd_session_close(session, -MOK_EDAEMON, "mokd is stopping");
@@ -260,6 +264,8 @@ static int start(struct mokd_server *server)
     if (r == 0)
         r = open_doors(server, &error);
     if (r == 0)
+        r = mokd_http_open(server, &server->http, &error);
+    if (r == 0)
         r = start_devices(server, worker, &error);
     if (r == 0)
         r = mokd_service_start(server, &server->service, &error);
@@ -277,6 +283,7 @@ static void free_all(struct mokd_server *server)
     for (size_t i = 0; i < server->n_devices; i++)
         mokd_device_free(server->devices[i]);
     free(server->devices);
+    mokd_job_totals_free(server);
     mokd_storage_stop(server);
     mokd_reserve_close(server);
     int r = uv_loop_close(&server->loop);
@@ -296,9 +303,11 @@ int mokd_server_run(const struct mokd_options *options)
     TAILQ_INIT(&server.users);
     TAILQ_INIT(&server.pools);
     TAILQ_INIT(&server.groups);
+    TAILQ_INIT(&server.job_totals);
     /* A large allocation holds a thread for a while; of libuv's four, a few users could hold all. */
     setenv("UV_THREADPOOL_SIZE", "16", 0);
     signal(SIGPIPE, SIG_IGN);
+    mokd_recent_start();
     int r = uv_loop_init(&server.loop);
     if (r < 0) {
         mok_log(MOK_LOG_ERROR, "server", "cannot start", "error=\"%s\"", uv_strerror(r));

@@ -13,6 +13,7 @@
 #include <uv.h>
 
 #include "config.h"
+#include "job_totals.h"
 #include "util.h"
 
 #define MOKD_PROTOCOL 1u /* of control.proto */
@@ -24,6 +25,7 @@
 
 struct mokd_device;
 struct mokd_group;
+struct mokd_http;
 struct mokd_inherited;
 struct mokd_listener;
 struct mokd_service;
@@ -50,6 +52,8 @@ struct mokd_server {
     struct mokd_pool_list pools;
     bool reloading;
     struct mokd_group_list groups;
+    struct mokd_job_total_list job_totals;
+    struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
     uint64_t started_ns;
