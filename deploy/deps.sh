@@ -23,6 +23,7 @@ packages=(
     pkgconf
     procps # pgrep
     protobuf-c-compiler
+    python3 # tests of the rack
     util-linux # setpriv
 )
 
