@@ -5,6 +5,7 @@ set -euo pipefail
 
 packages=(
     cmake
+    debootstrap # a machine to boot, for the tests of the service
     g++ # public headers are checked as C++ too
     gcc
     jq # reads the demo's logs
@@ -17,10 +18,14 @@ packages=(
     libprotobuf-c-dev
     libsystemd-dev
     libuv1-dev
+    lintian # checks packages
+    lowdown # pages for man
+    mandoc # checks them
     ninja-build
     pkgconf
     procps # pgrep
     protobuf-c-compiler
+    systemd-container # boots it
     util-linux # setpriv
 )
 
