@@ -12,6 +12,7 @@ packages=(
     libcjson-dev
     libcmocka-dev
     libinih-dev
+    libmicrohttpd-dev
     libopenblas-dev
     libprotobuf-c-dev
     libsystemd-dev

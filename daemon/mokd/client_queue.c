@@ -4,6 +4,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "admission.h"
+#include "job_totals.h"
 #include "layer.h"
 #include "memory.h"
 #include "mok/ring_abi.h"
@@ -16,7 +18,7 @@
 static void uncharge(struct mokd_user *user, uint64_t bytes)
 {
     mokd_user_give_bytes(user, bytes);
-    mokd_user_give_descriptors(user, QUEUE_DESCRIPTORS);
+    mokd_user_give(user, MOKD_DESCRIPTORS, QUEUE_DESCRIPTORS);
 }
 
 /* The queue's memory, whose layout depends on its entries alone, and its descriptors. */
@@ -32,7 +34,7 @@ static int charge(struct mokd_user *user, uint32_t entries, uint64_t *ret_bytes,
     r = mokd_user_take_bytes(user, bytes, error);
     if (r < 0)
         return r;
-    r = mokd_user_take_descriptors(user, QUEUE_DESCRIPTORS, error);
+    r = mokd_user_take(user, MOKD_DESCRIPTORS, QUEUE_DESCRIPTORS, error);
     if (r < 0) {
         mokd_user_give_bytes(user, bytes);
         return r;
@@ -60,11 +62,13 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
 
 static void queue_free(struct mokd_queue *queue)
 {
+    mokd_job_totals_take(queue);
     uncharge(queue->session->user, queue->bytes);
     queue->session->ops_done += queue->ops_done;
     TAILQ_REMOVE(&queue->session->queues, queue, link);
     TAILQ_REMOVE(&queue->device->queues, queue, device_link);
     queue->device->n_queues--;
+    mokd_device_emptier(queue->device);
     mok_queue_destroy(&queue->ring);
     free(queue);
 }
@@ -152,9 +156,9 @@ static void opened(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 static int check_open(struct mokd_session *session, const Mok__QueueOpen *request, struct mokd_device **ret_device,
                       struct mokd_error *error)
 {
-    uint32_t bound = session->user->limits->queue_entries;
+    uint32_t bound = session->user->limits.queue_entries;
 
-    int r = mokd_device_find(session->server, request->device, ret_device, error);
+    int r = mokd_session_device(session, request->device, ret_device, error);
     if (r < 0)
         return r;
     if (!mok_is_power_of_two(request->entries) || request->entries < MOK_RING_MIN_ENTRIES ||
@@ -168,7 +172,7 @@ static int check_open(struct mokd_session *session, const Mok__QueueOpen *reques
     if (queue)
         return mokd_error_set(error, -MOK_EEXIST, "device = %u: the session has queue %u on it", request->device,
                               queue->id);
-    return 0;
+    return mokd_admit_queue(session, *ret_device, error);
 }
 
 void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__QueueOpen *request)
@@ -195,6 +199,7 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
     }
     Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
     Mok__WorkerQueueOpen body = MOK__WORKER_QUEUE_OPEN__INIT;
+    Mok__WorkerShare share;
     int fds[] = { queue->ring.control_fd, queue->ring.submit_fd, queue->ring.inflight_fd, queue->ring.doorbell_fd };
     body.queue = queue->id;
     body.session = session->id;
@@ -202,6 +207,9 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
     body.submit_bytes = queue->ring.layout.submit_bytes;
     body.inflight_bytes = queue->ring.layout.inflight_bytes;
     body.uid = session->user->uid;
+    mokd_user_claim(session->user, &share);
+    body.share = &share;
+    body.weight = session->weight;
     message.body_case = MOK__WORKER_REQUEST__BODY_QUEUE_OPEN;
     message.queue_open = &body;
     queue->call = mokd_call_begin(session, id);
@@ -367,6 +375,7 @@ static void recover(struct mokd_queue *queue)
 {
     int owed = mok_queue_recover(&queue->ring, -MOK_EWORKER);
 
+    queue->device->recovered_ops += owed > 0 ? (uint64_t)owed : 0;
     mok_queue_close(&queue->ring, -MOK_EWORKER);
     mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d", queue->id,
             queue->session->id, queue->device->config->name, owed);

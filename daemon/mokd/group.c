@@ -5,11 +5,20 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "admission.h"
 #include "buffer.h"
 #include "collective.h"
 #include "layer.h"
 #include "names.h"
 #include "timer.h"
+
+bool mokd_group_has_rank_on(const struct mokd_group *group, const struct mokd_device *device)
+{
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->member[rank] && group->member[rank]->device == device)
+            return true;
+    return false;
+}
 
 const char *mokd_group_state_text(enum mokd_group_state state)
 {
@@ -68,6 +77,9 @@ static struct mokd_member *member_new(struct mokd_group *group, struct mokd_sess
     group->joined++;
     TAILQ_INSERT_TAIL(&session->members, member, link);
     session->n_members++;
+    device->n_ranks++;
+    if (group->exclusive)
+        device->exclusive = group;
     return member;
 }
 
@@ -81,6 +93,11 @@ static void member_free(struct mokd_member *member)
     group->joined--;
     TAILQ_REMOVE(&member->session->members, member, link);
     member->session->n_members--;
+    mokd_user_give(member->session->user, MOKD_GROUPS, 1);
+    member->device->n_ranks--;
+    if (member->device->exclusive == group)
+        member->device->exclusive = NULL;
+    mokd_device_emptier(member->device);
     free(member);
     mokd_group_collect(group);
 }
@@ -388,7 +405,6 @@ static void open_group(struct mokd_group *group)
         body.size = group->size;
         body.rank = rank;
         body.name = group->name;
-        body.weight = 1;
         request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_OPEN;
         request.group_open = &body;
         mokd_gather_send(&group->gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
@@ -420,7 +436,6 @@ static void join_overdue(void *cookie)
 static int check_request(const struct mokd_session *session, const Mok__GroupJoin *request,
                          struct mokd_device **ret_device, struct mokd_error *error)
 {
-    uint32_t bound = session->user->limits->groups;
     size_t devices = session->server->n_devices;
     char clean[MOK_MAX_NAME + 2];
 
@@ -434,10 +449,7 @@ static int check_request(const struct mokd_session *session, const Mok__GroupJoi
                               request->size, devices);
     if (request->rank >= request->size)
         return mokd_error_set(error, -MOK_ERANK, "rank = %u: must be in 0..%u", request->rank, request->size - 1);
-    if (session->n_members >= bound)
-        return mokd_error_set(error, -MOK_EQUOTA, "groups: the session is in %u, and may be in %u", session->n_members,
-                              bound);
-    return mokd_device_find(session->server, request->device, ret_device, error);
+    return mokd_session_device(session, request->device, ret_device, error);
 }
 
 static struct mokd_group *find_by_name(const struct mokd_session *session, const char *name)
@@ -451,7 +463,7 @@ static struct mokd_group *find_by_name(const struct mokd_session *session, const
 }
 
 /* The ranks that wait can no longer come together with one who expects another size. */
-static void fail_forming(struct mokd_group *group, const struct mokd_error *error)
+void mokd_group_turn_away(struct mokd_group *group, const struct mokd_error *error)
 {
     group->running++; /* it goes with its last rank */
     for (uint32_t rank = 0; rank < group->size; rank++)
@@ -468,7 +480,15 @@ static int check_fit(struct mokd_group *group, const struct mokd_session *sessio
         mokd_error_set(error, -MOK_EMISMATCH, "group %s: rank %u says that the size is %u, ranks before it said %u",
                        group->name, request->rank, request->size, group->size);
         if (group->state == MOKD_GROUP_FORMING)
-            fail_forming(group, error);
+            mokd_group_turn_away(group, error);
+        return error->code;
+    }
+    if (request->exclusive != group->exclusive) {
+        mokd_error_set(error, -MOK_EMISMATCH, "group %s: rank %u asks for devices %s, ranks before it for devices %s",
+                       group->name, request->rank, request->exclusive ? "of their own" : "that others may use too",
+                       group->exclusive ? "of their own" : "that others may use too");
+        if (group->state == MOKD_GROUP_FORMING)
+            mokd_group_turn_away(group, error);
         return error->code;
     }
     if (group->member[request->rank])
@@ -487,19 +507,22 @@ static int check_fit(struct mokd_group *group, const struct mokd_session *sessio
     return 0;
 }
 
-/* NULL when out of memory. */
+/* NULL when out of memory; the rank is charged then no more. */
 static struct mokd_member *add_member(struct mokd_session *session, const Mok__GroupJoin *request,
                                       struct mokd_group *group, struct mokd_device *device)
 {
     struct mokd_server *server = session->server;
 
-    if (!group)
+    if (!group) {
         group = group_new(server, session->user->uid, request->name, request->size);
-    if (!group)
-        return NULL;
-    struct mokd_member *member = member_new(group, session, device, request->rank);
+        if (group)
+            group->exclusive = request->exclusive;
+    }
+    struct mokd_member *member = group ? member_new(group, session, device, request->rank) : NULL;
     if (!member) {
-        mokd_group_collect(group);
+        mokd_user_give(session->user, MOKD_GROUPS, 1);
+        if (group)
+            mokd_group_collect(group);
         return NULL;
     }
     member->timeout_ms = request->timeout_ms;
@@ -522,6 +545,10 @@ static struct mokd_member *join(struct mokd_session *session, const Mok__GroupJo
         return NULL;
     struct mokd_group *group = find_by_name(session, request->name);
     if (group && check_fit(group, session, request, error) < 0)
+        return NULL;
+    if (mokd_admit_rank(session, device, group, request->exclusive, error) < 0)
+        return NULL;
+    if (mokd_user_take(session->user, MOKD_GROUPS, 1, error) < 0)
         return NULL;
     struct mokd_member *member = add_member(session, request, group, device);
     if (!member)

@@ -197,12 +197,21 @@ static void unbind(struct mokd_layer_part *part)
     }
 }
 
+static void part_uncount(struct mokd_layer_part *part)
+{
+    if (part->charged)
+        mokd_user_give(part->charged, MOKD_LAYERS, 1);
+    mokd_user_unref(part->charged);
+    part->charged = NULL;
+}
+
 /* Peers map the symmetric workspaces until they close the layer themselves, so these all go at the end. */
 static void layer_free(struct mokd_layer *layer)
 {
     for (uint32_t rank = 0; rank < layer->group->size; rank++) {
         mokd_storage_release(layer->part[rank].symmetric);
         mokd_storage_release(layer->part[rank].private_memory);
+        part_uncount(&layer->part[rank]);
     }
     mok_close(layer->flags_fd);
     TAILQ_REMOVE(&layer->group->layers, layer, link);
@@ -221,6 +230,7 @@ void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
     part->open = false;
     part->busy = false;
     member->session->n_layers--;
+    part_uncount(part);
     if (--layer->open_parts == 0)
         layer_free(layer);
 }
@@ -390,9 +400,18 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
     struct mokd_layer_part *part = &layer->part[rank];
 
     int r = make_plan(spec, member->device, &part->plan, NULL, error);
+<<<<<<< HEAD
     if (r == 0 && member->session->n_layers >= user->limits->layers)
         r = mokd_error_set(error, -MOK_EQUOTA, "layers: the session has %u, and may have %u", member->session->n_layers,
                            user->limits->layers);
+=======
+    if (r == 0)
+        r = check_same_map(layer, rank, error);
+    if (r == 0)
+        r = mokd_user_take(user, MOKD_LAYERS, 1, error);
+    if (r == 0)
+        part->charged = mokd_user_hold(user);
+>>>>>>> main
     if (r == 0)
         r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)

@@ -48,6 +48,10 @@ static int queue_open(struct dispatcher *d, struct dispatcher_command *command)
     worker_index_insert(&d->tables.queues, &queue->dispatch_node, queue->id);
     if (fair_join(&d->share, &queue->share, queue->uid, queue->spare_user))
         queue->spare_user = NULL;
+    fair_weigh_session(&queue->share, queue->weight);
+    if (queue->claim.weight)
+        fair_weigh_user(&d->share, queue->uid, queue->claim.weight, queue->claim.priority);
+    count_queue_open(d, queue);
     queue->next = d->queues;
     d->queues = queue;
     queue->open = true;
@@ -75,6 +79,7 @@ static bool queue_unlink(struct dispatcher *d, struct worker_queue *queue)
     }
     epoll_ctl(d->epoll, EPOLL_CTL_DEL, queue->doorbell, NULL);
     worker_index_remove(&d->tables.queues, &queue->dispatch_node);
+    count_queue_gone(queue);
     queue->left_user = fair_leave(&d->share, &queue->share);
     return true;
 }
@@ -148,8 +153,7 @@ static bool buffer_is_free(struct dispatcher *d, const struct worker_buffer *buf
 static int layer_open(struct dispatcher *d, struct worker_layer *layer)
 {
     worker_index_insert(&d->tables.layers, &layer->dispatch_node, layer->id);
-    if (layer->queue->open)
-        fair_weigh(&layer->queue->share, layer->group->weight);
+    count_layer_open(d, layer);
     return 0;
 }
 
@@ -189,6 +193,7 @@ static bool layer_unlink(struct dispatcher *d, struct worker_layer *layer)
     operations_abandon(d, layer);
     unbind(layer, NULL);
     worker_index_remove(&d->tables.layers, &layer->dispatch_node);
+    count_layer_gone(layer);
     return true;
 }
 
@@ -266,7 +271,8 @@ static void stats(struct dispatcher *d, struct dispatcher_command *command)
     while (queue && command->stats.count < command->stats.capacity) {
         command->stats.queue[command->stats.count++] = (struct dispatcher_queue_stats){ .queue = queue->id,
                                                                                         .ops_done = queue->ops_done,
-                                                                                        .device_ns = queue->device_ns };
+                                                                                        .device_ns = queue->device_ns,
+                                                                                        .rows = queue->rows };
         queue = queue->next ? queue->next : d->queues;
         if (queue == first)
             break;
@@ -352,6 +358,9 @@ static void execute(struct dispatcher *d, struct dispatcher_command *command)
         operations_drop_queue(d, command->queue, command->code);
         park(d, command);
         return;
+    case COMMAND_SHARE:
+        fair_weigh_user(&d->share, command->share.uid, command->share.claim.weight, command->share.claim.priority);
+        break;
     case COMMAND_STREAM_OPEN:
         command->queue->stream = command->queue->stream_memory;
         break;
