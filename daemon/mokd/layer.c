@@ -400,18 +400,10 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
     struct mokd_layer_part *part = &layer->part[rank];
 
     int r = make_plan(spec, member->device, &part->plan, NULL, error);
-<<<<<<< HEAD
-    if (r == 0 && member->session->n_layers >= user->limits->layers)
-        r = mokd_error_set(error, -MOK_EQUOTA, "layers: the session has %u, and may have %u", member->session->n_layers,
-                           user->limits->layers);
-=======
-    if (r == 0)
-        r = check_same_map(layer, rank, error);
     if (r == 0)
         r = mokd_user_take(user, MOKD_LAYERS, 1, error);
     if (r == 0)
         part->charged = mokd_user_hold(user);
->>>>>>> main
     if (r == 0)
         r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
