@@ -8,6 +8,7 @@ packages=(
     debootstrap # a machine to boot, for the tests of the service
     g++ # public headers are checked as C++ too
     gcc
+    iproute2 # network namespaces, for the tests of the rack
     jq # reads the demo's logs
     libc6-dev
     libcjson-dev
@@ -21,6 +22,7 @@ packages=(
     lintian # checks packages
     lowdown # pages for man
     mandoc # checks them
+    libzmq3-dev
     ninja-build
     pkgconf
     procps # pgrep

@@ -215,7 +215,7 @@ void mokd_buffer_alloc(struct mokd_session *session, uint64_t id, const Mok__Buf
         return;
     }
     if (member) {
-        struct mokd_collective_params params = { .kind = MOKD_COLLECTIVE_ALLOC, .bytes = request->bytes };
+        struct group_params params = { .kind = GROUP_ALLOC, .bytes = request->bytes };
         mokd_collective_call(member, id, &params, request->timeout_ms);
         return;
     }

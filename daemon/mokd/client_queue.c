@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "admission.h"
 #include "job_totals.h"
 #include "layer.h"
 #include "memory.h"
@@ -67,6 +68,7 @@ static void queue_free(struct mokd_queue *queue)
     TAILQ_REMOVE(&queue->session->queues, queue, link);
     TAILQ_REMOVE(&queue->device->queues, queue, device_link);
     queue->device->n_queues--;
+    mokd_device_emptier(queue->device);
     mok_queue_destroy(&queue->ring);
     free(queue);
 }
@@ -170,7 +172,7 @@ static int check_open(struct mokd_session *session, const Mok__QueueOpen *reques
     if (queue)
         return mokd_error_set(error, -MOK_EEXIST, "device = %u: the session has queue %u on it", request->device,
                               queue->id);
-    return 0;
+    return mokd_admit_queue(session, *ret_device, error);
 }
 
 void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__QueueOpen *request)

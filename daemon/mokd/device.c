@@ -444,6 +444,9 @@ void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret)
     ret->ops_done = device->ops_done + device->latest.ops_done;
     ret->device_ns = device->device_ns + device->latest.device_ns;
     ret->reason = (char *)device->reason;
+    ret->draining = device->draining;
+    ret->exclusive_group = device->exclusive ? device->exclusive->id : 0;
+    ret->groups = device->n_ranks;
     if (device->config->kind == MOK_DEVICE_CUDA && device->was_up) {
         ret->uuid.data = (uint8_t *)device->uuid;
         ret->uuid.len = sizeof(device->uuid);

@@ -43,6 +43,7 @@ struct mokd_group {
     uint32_t id;
     uid_t uid;
     char name[MOK_MAX_NAME + 1];
+    bool exclusive; /* it has the devices of its ranks alone */
     enum mokd_group_state state;
     char failure[MOKD_TEXT_MAX];
     uint32_t fault_rank;
@@ -67,6 +68,9 @@ void mokd_member_failure(const struct mokd_member *member, struct mokd_error *er
 /* A change at the workers begins and ends. The end may take down ranks that wait to leave, and free the group. */
 void mokd_group_run_begin(struct mokd_group *group);
 void mokd_group_run_end(struct mokd_group *group);
+/* A FORMING group: all its ranks' joins end with the error. */
+void mokd_group_turn_away(struct mokd_group *group, const struct mokd_error *error);
+bool mokd_group_has_rank_on(const struct mokd_group *group, const struct mokd_device *device);
 /* Frees a group that nobody is in any more. */
 void mokd_group_collect(struct mokd_group *group);
 
