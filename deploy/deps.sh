@@ -19,10 +19,10 @@ packages=(
     libprotobuf-c-dev
     libsystemd-dev
     libuv1-dev
+    libzmq3-dev
     lintian # checks packages
     lowdown # pages for man
     mandoc # checks them
-    libzmq3-dev
     ninja-build
     pkgconf
     procps # pgrep
