@@ -100,6 +100,12 @@ void mokd_user_give_bytes(struct mokd_user *user, uint64_t bytes)
     user->bytes_used -= mok_memory_round(bytes);
 }
 
+void mokd_user_adopt(struct mokd_user *user, uint64_t bytes, uint32_t descriptors)
+{
+    user->bytes_used += mok_memory_round(bytes);
+    user->descriptors_used += descriptors;
+}
+
 int mokd_user_take_descriptors(struct mokd_user *user, uint32_t count, struct mokd_error *error)
 {
     uint32_t share = user->server->descriptor_share;

@@ -32,6 +32,8 @@ void mokd_user_unref(struct mokd_user *user); /* NULL is fine */
 /* Before he gets memory, in whole pages; give the same number back when it is gone. -MOK_EQUOTA. */
 int mokd_user_take_bytes(struct mokd_user *user, uint64_t bytes, struct mokd_error *error);
 void mokd_user_give_bytes(struct mokd_user *user, uint64_t bytes);
+/* What he has of the mokd before is his, whatever his limits are now: bytes and descriptors, given back as any. */
+void mokd_user_adopt(struct mokd_user *user, uint64_t bytes, uint32_t descriptors);
 
 /* Before mokd opens `count` descriptors for the user; give them back when they are closed. -MOK_EQUOTA. */
 int mokd_user_take_descriptors(struct mokd_user *user, uint32_t count, struct mokd_error *error);
