@@ -11,6 +11,7 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "group.h"
+#include "state.h"
 #include "timer.h"
 
 #define TICK_MS 1000u
@@ -71,9 +72,11 @@ static void send_start(struct mokd_device *device)
     start.cuda_device = 0; /* the only one that it sees */
     start.mps = device->server->config->sharing == MOKD_SHARING_MPS;
     start.chaos_delay_us = device->config->chaos_delay_us;
+    start.stats_bytes = sizeof(struct mok_stats);
     request.body_case = MOK__WORKER_REQUEST__BODY_START;
     request.start = &start;
-    mokd_device_send(device, &request, &device->bell, 1, START_TIMEOUT_MS, started, device, 0);
+    int fds[] = { device->bell, device->stats.fd };
+    mokd_device_send(device, &request, fds, ARRAY_SIZE(fds), START_TIMEOUT_MS, started, device, 0);
 }
 
 /* What mokd lacks says nothing about the device. */
@@ -112,6 +115,7 @@ static void spawn(struct mokd_device *device)
         respawn_later(device);
         return;
     }
+    mokd_state_note_worker(device, mokd_worker_pid(device->worker));
     send_start(device);
     mokd_buffers_attach(device); /* behind the start in the worker's socket */
 }
@@ -319,9 +323,13 @@ int mokd_device_new(struct mokd_server *server, uint32_t index, const char *work
     device->units = device->config->threads;
     device->latest = (Mok__WorkerStats)MOK__WORKER_STATS__INIT;
     TAILQ_INIT(&device->queues);
+    device->stats = (struct mokd_stats_page)MOKD_STATS_PAGE_INIT;
     device->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (device->bell < 0) {
-        int r = errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO;
+    int r = device->bell >= 0 ? 0 : errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO;
+    if (r == 0)
+        r = mokd_stats_page_open(&device->stats);
+    if (r < 0) {
+        mok_close(device->bell);
         free(device);
         return r;
     }
@@ -329,8 +337,12 @@ int mokd_device_new(struct mokd_server *server, uint32_t index, const char *work
     device->tick.data = device;
     uv_timer_start(&device->tick, tick, TICK_MS, TICK_MS);
     *ret = device;
-    spawn(device);
     return 0;
+}
+
+void mokd_device_start(struct mokd_device *device)
+{
+    spawn(device);
 }
 
 void mokd_device_close_handles(struct mokd_device *device)
@@ -341,6 +353,7 @@ void mokd_device_close_handles(struct mokd_device *device)
 
 void mokd_device_free(struct mokd_device *device)
 {
+    mokd_stats_page_close(&device->stats);
     mok_close(device->bell);
     free(device);
 }

@@ -16,6 +16,7 @@
 #ifndef MOKD_DEVICE_H
 #define MOKD_DEVICE_H
 
+#include "stats_page.h"
 #include "worker_process.h"
 
 struct mokd_queue;
@@ -30,6 +31,7 @@ struct mokd_device {
     enum mokd_device_state state;
     char reason[MOKD_TEXT_MAX]; /* why it is not up */
     int bell;                   /* eventfd that rings its worker, whichever that is */
+    struct mokd_stats_page stats;
     uint32_t units;             /* threads or SMs */
     uint8_t uuid[16];           /* cuda: the GPU, once it has been up */
     struct mokd_worker *worker; /* NULL: none */
@@ -58,6 +60,7 @@ void mokd_reserve_open(struct mokd_server *server);
 void mokd_reserve_close(struct mokd_server *server);
 
 int mokd_device_new(struct mokd_server *server, uint32_t index, const char *worker_path, struct mokd_device **ret);
+void mokd_device_start(struct mokd_device *device); /* its worker */
 void mokd_device_free(struct mokd_device *device); /* its handles are closed */
 
 /* No more restarts: asks the worker to stop, kills it if it does not. */

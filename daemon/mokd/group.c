@@ -95,6 +95,7 @@ static void member_free(struct mokd_member *member)
     mokd_state_touch(group->server);
     TAILQ_REMOVE(&member->session->members, member, link);
     member->session->n_members--;
+    mokd_user_give(member->session->user, MOKD_GROUPS, 1);
     free(member);
     mokd_group_collect(group);
 }
@@ -196,13 +197,19 @@ void mokd_group_fail(struct mokd_group *group, uint32_t rank, const char *text)
     group_fail(group, rank, NULL, text);
 }
 
+/* One that nobody has begun to restore has lost nothing. */
+static bool is_at_workers(const struct mokd_group *group)
+{
+    return group->state != MOKD_GROUP_SUSPENDED || group->running > 0;
+}
+
 void mokd_groups_device_lost(struct mokd_device *device, const char *text)
 {
     struct mokd_group *group;
 
     TAILQ_FOREACH(group, &device->server->groups, link)
         for (uint32_t rank = 0; rank < group->size; rank++)
-            if (group->member[rank] && group->member[rank]->device == device)
+            if (group->member[rank] && group->member[rank]->device == device && is_at_workers(group))
                 group_fail(group, rank, device, text);
 }
 
@@ -420,7 +427,6 @@ void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather)
         body.size = group->size;
         body.rank = rank;
         body.name = group->name;
-        body.weight = 1;
         request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_OPEN;
         request.group_open = &body;
         mokd_gather_send(gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
@@ -460,7 +466,6 @@ static void join_overdue(void *cookie)
 static int check_request(const struct mokd_session *session, const Mok__GroupJoin *request,
                          struct mokd_device **ret_device, struct mokd_error *error)
 {
-    uint32_t bound = session->user->limits->groups;
     size_t devices = session->server->n_devices;
     char clean[MOK_MAX_NAME + 2];
 
@@ -474,10 +479,7 @@ static int check_request(const struct mokd_session *session, const Mok__GroupJoi
                               request->size, devices);
     if (request->rank >= request->size)
         return mokd_error_set(error, -MOK_ERANK, "rank = %u: must be in 0..%u", request->rank, request->size - 1);
-    if (session->n_members >= bound)
-        return mokd_error_set(error, -MOK_EQUOTA, "groups: the session is in %u, and may be in %u", session->n_members,
-                              bound);
-    return mokd_device_find(session->server, request->device, ret_device, error);
+    return mokd_session_device(session, request->device, ret_device, error);
 }
 
 static struct mokd_group *find_by_name(const struct mokd_session *session, const char *name)
@@ -527,7 +529,7 @@ static int check_fit(struct mokd_group *group, const struct mokd_session *sessio
     return 0;
 }
 
-/* NULL when out of memory. */
+/* NULL when out of memory; the rank is charged then no more. */
 static struct mokd_member *add_member(struct mokd_session *session, const Mok__GroupJoin *request,
                                       struct mokd_group *group, struct mokd_device *device)
 {
@@ -535,11 +537,11 @@ static struct mokd_member *add_member(struct mokd_session *session, const Mok__G
 
     if (!group)
         group = group_new(server, session->user->uid, request->name, request->size);
-    if (!group)
-        return NULL;
-    struct mokd_member *member = mokd_member_adopt(group, session, device, request->rank);
+    struct mokd_member *member = group ? mokd_member_adopt(group, session, device, request->rank) : NULL;
     if (!member) {
-        mokd_group_collect(group);
+        mokd_user_give(session->user, MOKD_GROUPS, 1);
+        if (group)
+            mokd_group_collect(group);
         return NULL;
     }
     member->timeout_ms = request->timeout_ms;
@@ -562,6 +564,8 @@ static struct mokd_member *join(struct mokd_session *session, const Mok__GroupJo
         return NULL;
     struct mokd_group *group = find_by_name(session, request->name);
     if (group && check_fit(group, session, request, error) < 0)
+        return NULL;
+    if (mokd_user_take(session->user, MOKD_GROUPS, 1, error) < 0)
         return NULL;
     struct mokd_member *member = add_member(session, request, group, device);
     if (!member)

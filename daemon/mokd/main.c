@@ -128,7 +128,7 @@ static int choose_worker(const struct mokd_config *config, char *ret, size_t siz
     return -1;
 }
 
-static int run(const struct options *options, const struct mokd_config *config)
+static int run(const struct options *options, struct mokd_config *config)
 {
     char socket[MOKD_PATH_MAX], worker[PATH_MAX];
     struct mokd_error error;

@@ -32,20 +32,24 @@ struct mokd_listener;
 struct mokd_session;
 struct mokd_state;
 struct mokd_user;
+struct mokd_pool;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
+TAILQ_HEAD(mokd_pool_list, mokd_pool);
 TAILQ_HEAD(mokd_group_list, mokd_group);
 
 struct mokd_server {
     uv_loop_t loop;
     uv_signal_t sigterm, sigint, sighup;
-    const struct mokd_config *config;
+    struct mokd_config *config; /* users, groups and limits change with SIGHUP, the rest does not */
     struct mokd_listener *listener;
     struct mokd_device **devices; /* [n_devices], by index */
     size_t n_devices;
     struct mokd_session_list sessions; /* every connection, also those that are closing */
     struct mokd_user_list users;
+    struct mokd_pool_list pools;
+    bool reloading;
     struct mokd_group_list groups;
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
@@ -61,12 +65,12 @@ struct mokd_server {
     struct mokd_fdstore *store;      /* and have; the state's */
     uv_prepare_t save;               /* writes the state down before the loop sleeps */
     struct mokd_timer *resume_deadline; /* of sessions that are away */
-    bool stopping, workers_stopping, handles_closed;
+    bool stopping, workers_stopping, closing_sessions, handles_closed;
     struct mokd_timer *stop_deadline;
 };
 
 /* Listens, starts a worker a device and runs until SIGTERM or SIGINT. 0, or -MOK_E* with the reason logged. */
-int mokd_server_run(const struct mokd_config *config, const char *socket, const char *worker);
+int mokd_server_run(struct mokd_config *config, const char *socket, const char *worker);
 
 /* A new id of a queue, group, buffer or layer; never 0, and never one of a thing that lives. */
 uint32_t mokd_server_next_id(struct mokd_server *server);

@@ -33,7 +33,13 @@ struct mokd_call {
     uint64_t id;
 };
 
-enum mokd_session_state { MOKD_SESSION_GREETING, MOKD_SESSION_OPEN, MOKD_SESSION_OBSERVER, MOKD_SESSION_AWAY, MOKD_SESSION_CLOSING };
+enum mokd_session_state {
+    MOKD_SESSION_GREETING,
+    MOKD_SESSION_OPEN,
+    MOKD_SESSION_OBSERVER,
+    MOKD_SESSION_AWAY,
+    MOKD_SESSION_CLOSING
+};
 
 struct mokd_session {
     TAILQ_ENTRY(mokd_session) link;
@@ -47,8 +53,10 @@ struct mokd_session {
     struct mokd_user *user;
     bool counted; /* as a session of the user, not as a stranger */
     char job[MOK_MAX_NAME + 1];
+    uint32_t weight; /* of a device's time, among the sessions of its user */
     uint64_t started_ns;
     struct mokd_timer *greeting;
+    bool watched;
     unsigned refs;  /* the connection, calls in progress, things being taken down */
     unsigned calls; /* requests not answered yet */
     unsigned close_step;
@@ -76,6 +84,7 @@ int mokd_session_attach(struct mokd_session *session, struct mokd_session *guest
 void mokd_session_hang_up(struct mokd_session *session, const char *text);
 /* What it has done, queues that are open included. */
 void mokd_session_totals(const struct mokd_session *session, Mok__StateSession *ret);
+void mokd_session_resume_totals(struct mokd_session *session, const Mok__StateSession *from);
 
 /* Takes over a connected socket. A negative return: it was closed, and its client told why. */
 int mokd_session_accept(struct mokd_server *server, int fd);
@@ -105,6 +114,13 @@ void mokd_session_recover(struct mokd_session *session, uint64_t id, const Mok__
 void mokd_session_recovered(struct mokd_session *session);
 /* Those that are away have this long. */
 void mokd_sessions_await(struct mokd_server *server);
+
+/* It is known which groups the user is in: his connections may speak. */
+void mokd_sessions_let_in(struct mokd_user *user);
+
+/* The device of an index, if the session's user may use it: -MOK_EACCESS, or as mokd_device_find. */
+int mokd_session_device(const struct mokd_session *session, uint32_t index, struct mokd_device **ret,
+                        struct mokd_error *error);
 
 /* request.c: what a session is told at its begin; acts on one message. */
 void mokd_hello_answer(struct mokd_session *session, uint64_t id, const Mok__Hello *hello);

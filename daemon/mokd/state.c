@@ -13,6 +13,7 @@
 #include "fdstore.h"
 #include "group.h"
 #include "layer.h"
+#include "names.h"
 #include "state_file.h"
 #include "wire.h"
 
@@ -304,12 +305,13 @@ void mokd_state_save(struct mokd_server *server)
     own->complained = true;
 }
 
-void mokd_state_freeze(struct mokd_server *server)
+void mokd_state_freeze(struct mokd_server *server, bool save)
 {
     if (!mokd_state_is_kept(server))
         return;
-    server->state->touched = true;
-    mokd_state_save(server);
+    server->state->touched |= save;
+    if (save)
+        mokd_state_save(server);
     server->state->frozen = true;
 }
 

@@ -30,8 +30,8 @@ bool mokd_state_is_kept(const struct mokd_server *server);
 void mokd_state_touch(struct mokd_server *server);
 /* Writes it down if anything has. */
 void mokd_state_save(struct mokd_server *server);
-/* The last word: from now on mokd comes apart, and what is kept stays as it is. */
-void mokd_state_freeze(struct mokd_server *server);
+/* From now on mokd comes apart, and what is kept stays as it is, with or without a last word. */
+void mokd_state_freeze(struct mokd_server *server, bool save);
 bool mokd_state_is_frozen(const struct mokd_server *server);
 void mokd_state_close(struct mokd_server *server);
 

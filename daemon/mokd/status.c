@@ -4,6 +4,7 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "device.h"
+#include "fdstore.h"
 #include "group.h"
 #include "layer.h"
 
@@ -40,20 +41,33 @@ void mokd_status_devices(struct mokd_session *session, uint64_t id)
     answer(session, id, &reply);
 }
 
+static uint32_t narrow(uint64_t value)
+{
+    return value < UINT32_MAX ? (uint32_t)value : UINT32_MAX;
+}
+
 void mokd_status_fill_limits(const struct mokd_session *session, Mok__Limits *ret)
 {
     const struct mokd_user *user = session->user;
 
     *ret = (Mok__Limits)MOK__LIMITS__INIT;
-    ret->bytes = user->limits->bytes;
-    ret->bytes_used = user->bytes_used;
-    ret->sessions = user->limits->sessions;
-    ret->sessions_used = user->sessions_used;
-    ret->queue_entries = user->limits->queue_entries;
-    ret->groups = user->limits->groups;
-    ret->groups_used = session->n_members;
-    ret->layers = user->limits->layers;
-    ret->buffers = user->limits->buffers;
+    ret->bytes = user->limits.of[MOKD_BYTES];
+    ret->bytes_used = user->used[MOKD_BYTES];
+    ret->sessions = narrow(user->limits.of[MOKD_SESSIONS]);
+    ret->sessions_used = narrow(user->used[MOKD_SESSIONS]);
+    ret->groups = narrow(user->limits.of[MOKD_GROUPS]);
+    ret->groups_used = narrow(user->used[MOKD_GROUPS]);
+    ret->layers = narrow(user->limits.of[MOKD_LAYERS]);
+    ret->layers_used = narrow(user->used[MOKD_LAYERS]);
+    ret->buffers = narrow(user->limits.of[MOKD_BUFFERS]);
+    ret->buffers_used = narrow(user->used[MOKD_BUFFERS]);
+    ret->descriptors = narrow(mokd_user_bound(user, MOKD_DESCRIPTORS));
+    ret->descriptors_used = narrow(user->used[MOKD_DESCRIPTORS]);
+    ret->queue_entries = user->limits.queue_entries;
+    ret->weight = user->limits.weight;
+    ret->priority = user->limits.priority;
+    ret->devices = user->limits.devices;
+    ret->exclusive = user->limits.exclusive;
 }
 
 void mokd_status_limits(struct mokd_session *session, uint64_t id)
@@ -109,6 +123,8 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
     ret->buffers = session->n_buffers;
     ret->age_ms = (mok_now_ns() - session->started_ns) / 1000000u;
     ret->user = session->user->name;
+    ret->resumable = session->resumable;
+    ret->away = session->state == MOKD_SESSION_AWAY;
 }
 
 struct group_info {
@@ -172,7 +188,7 @@ static void add_jobs(const struct mokd_server *server, struct status *status)
     size_t n = 0;
 
     TAILQ_FOREACH(session, &server->sessions, link) {
-        if (session->state != MOKD_SESSION_OPEN)
+        if (session->state != MOKD_SESSION_OPEN && session->state != MOKD_SESSION_AWAY)
             continue;
         fill_job(session, &status->jobs[n]);
         status->job_pointers[n] = &status->jobs[n];
@@ -240,6 +256,7 @@ static void add_totals(const struct mokd_server *server, struct status *status)
     body->uptime_ms = (mok_now_ns() - server->started_ns) / 1000000u;
     body->pid = (uint32_t)getpid();
     body->errors = server->errors;
+    mokd_fdstore_count(server->store, &body->store_used, &body->store_bound);
     fill_devices(server, status->devices, status->device_pointers);
     body->n_device = server->n_devices;
     body->device = status->device_pointers;

@@ -131,6 +131,7 @@ bool phases_poll(struct dispatcher *d)
     if (!d->running || d->ops->poll(d->engine, &result) != 1)
         return false;
     struct worker_layer *layer = d->running;
+    count_phase_end(d, layer, &result);
     d->running = NULL;
     fair_charge(&layer->first->queue->share, result.device_ns);
     phase_done(d, layer, &result);
@@ -192,5 +193,7 @@ bool phases_start(struct dispatcher *d)
         return true;
     }
     d->running = layer;
+    d->running_phase = phase;
+    count_phase_start(d, layer, phase);
     return true;
 }

@@ -266,8 +266,8 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
 /**
  * Destroys; -MOK_EBUSY while operations are in flight; after any other error it is gone. NULL is fine. Every rank does
- * it for itself: an operation that another rank submits to this layer afterwards finds this rank missing, and ends by
- * mok_cancel or with the group.
+ * it for itself: an operation of another rank that still needs this one, or is submitted to the layer afterwards, ends
+ * with MOK_EPEER naming this rank. The group and its other layers go on.
  */
 int mok_layer_destroy(mok_layer *layer);
 /** Copies the plan, "what = value (reason)" lines, and returns the length without the terminator, as snprintf. */
