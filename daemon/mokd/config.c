@@ -14,12 +14,19 @@
 
 #include <ini.h>
 
+#include "endpoint.h"
 #include "kernels/layer.h"
 #include "names.h"
 
 static const struct key daemon_keys[] = {
     { "socket", VALUE_PATH, offsetof(struct mokd_config, socket), 1, sizeof(((struct sockaddr_un *)0)->sun_path) - 1 },
     { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, socket_mode), 0600, 0777 },
+    { "admin_socket", VALUE_PATH, offsetof(struct mokd_config, admin_socket), 1,
+      sizeof(((struct sockaddr_un *)0)->sun_path) - 1 },
+    { "admin_socket_mode", VALUE_MODE, offsetof(struct mokd_config, admin_socket_mode), 0600, 0777 },
+    { "start_timeout", VALUE_U32, offsetof(struct mokd_config, start_timeout), 1, 86400 },
+    { "worker_timeout", VALUE_U32, offsetof(struct mokd_config, worker_timeout), 1, 3600 },
+    { "device_failure", VALUE_FAILURE, offsetof(struct mokd_config, device_failure), 0, 0 },
     { "log_level", VALUE_LEVEL, offsetof(struct mokd_config, log_level), 0, 0 },
     { "worker", VALUE_PATH, offsetof(struct mokd_config, worker), 1, MOKD_PATH_MAX - 1 },
     { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000 },
@@ -27,6 +34,11 @@ static const struct key daemon_keys[] = {
     { "sharing", VALUE_SHARING, offsetof(struct mokd_config, sharing), 0, 0 },
     { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
     { "admin_group", VALUE_ADMIN_GROUP, 0, 0, 0 },
+};
+
+static const struct key metrics_keys[] = {
+    { "listen", VALUE_ENDPOINT, offsetof(struct mokd_config, metrics_listen), 1, MOKD_PATH_MAX - 1 },
+    { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, metrics_mode), 0600, 0777 },
 };
 
 static const struct key device_keys[] = {
@@ -173,6 +185,38 @@ static void set_device_kind(struct parser *parser, const struct key *key, void *
     config_complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
 }
 
+static const char *const sharing_words[] = { [MOKD_SHARING_SLICES] = "slices", [MOKD_SHARING_MPS] = "mps", NULL };
+static const char *const failure_words[] = { [MOKD_FAILURE_SERVE] = "serve", [MOKD_FAILURE_EXIT] = "exit", NULL };
+
+/* One of some words, by its place among them. */
+static void set_choice(struct parser *parser, const struct key *key, void *base, const char *text,
+                       const char *const *words)
+{
+    char list[128] = "";
+    size_t used = 0;
+
+    for (uint32_t i = 0; words[i]; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            *(uint32_t *)config_field(base, key) = i;
+            return;
+        }
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i == 0 ? "" : " or ", words[i]);
+    }
+    config_complain(parser, "[%s] %s = %s: must be %s", parser->section_text, key->name, text, list);
+}
+
+static void set_endpoint(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    struct mokd_endpoint endpoint;
+    struct mokd_error error = { 0 };
+
+    if (strlen(text) <= key->max && mokd_endpoint_parse(text, &endpoint, &error) == 0)
+        memcpy(config_field(base, key), text, strlen(text) + 1);
+    else
+        config_complain(parser, "[%s] %s = %s: %s", parser->section_text, key->name, text,
+                 error.code ? error.text : "is too long");
+}
+
 static void set_value(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     if (!*text) {
@@ -195,13 +239,14 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
     case VALUE_DEVICE_KIND:
         set_device_kind(parser, key, base, text);
         return;
+    case VALUE_ENDPOINT:
+        set_endpoint(parser, key, base, text);
+        return;
     case VALUE_SHARING:
-        if (strcmp(text, "slices") == 0)
-            *(uint32_t *)config_field(base, key) = MOKD_SHARING_SLICES;
-        else if (strcmp(text, "mps") == 0)
-            *(uint32_t *)config_field(base, key) = MOKD_SHARING_MPS;
-        else
-            config_complain(parser, "[%s] %s = %s: must be slices or mps", parser->section_text, key->name, text);
+        set_choice(parser, key, base, text, sharing_words);
+        return;
+    case VALUE_FAILURE:
+        set_choice(parser, key, base, text, failure_words);
         return;
     case VALUE_PRIORITY:
         config_set_priority(parser, key, base, text);
@@ -288,13 +333,17 @@ static enum section begin_section(struct parser *parser)
         return begin_once(parser, &parser->seen_daemon, SECTION_DAEMON);
     if (strcmp(text, "limits") == 0)
         return begin_once(parser, &parser->seen_limits, SECTION_LIMITS);
+    if (strcmp(text, "metrics") == 0) {
+        snprintf(parser->config->metrics_listen, sizeof(parser->config->metrics_listen), MOKD_DEFAULT_METRICS);
+        return begin_once(parser, &parser->seen_metrics, SECTION_METRICS);
+    }
     if (strncmp(text, "device ", 7) == 0)
         return begin_device(parser, text + 7 + strspn(text + 7, " \t"));
     if (strncmp(text, "user ", 5) == 0)
         return config_begin_tenant(parser, text + 5 + strspn(text + 5, " \t"), SECTION_USER);
     if (strncmp(text, "group ", 6) == 0)
         return config_begin_tenant(parser, text + 6 + strspn(text + 6, " \t"), SECTION_GROUP);
-    config_complain(parser, "[%s]: unknown section; known are [daemon], [limits], [user NAME], [group NAME] and [device NAME]",
+    config_complain(parser, "[%s]: unknown section; known are [daemon], [limits], [metrics], [user NAME], [group NAME] and [device NAME]",
              text);
     return SECTION_BAD;
 }
@@ -326,6 +375,10 @@ static const struct key *section_keys(const struct parser *parser, size_t *ret_c
         *ret_count = ARRAY_SIZE(device_keys);
         *ret_base = &config->devices[config->n_devices - 1];
         return device_keys;
+    case SECTION_METRICS:
+        *ret_count = ARRAY_SIZE(metrics_keys);
+        *ret_base = config;
+        return metrics_keys;
     case SECTION_NONE:
     case SECTION_BAD:
         break;
@@ -456,9 +509,13 @@ static void set_defaults(struct mokd_config *config)
 {
     *config = (struct mokd_config){
         .socket_mode = 0666,
+        .admin_socket_mode = 0600,
+        .start_timeout = 300,
+        .worker_timeout = 10,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
         .resume_timeout = 10,
+        .metrics_mode = 0660,
         .limits = { .of = { [MOKD_BYTES] = MOKD_NO_LIMIT,
                             [MOKD_SESSIONS] = 64,
                             [MOKD_GROUPS] = 1024,

@@ -16,7 +16,10 @@
 #define MOKD_DEFAULT_CONFIG "/etc/mok/mokd.conf"
 #define MOKD_DEFAULT_RUNTIME_DIR "/run/mok"
 #define MOKD_SOCKET_NAME "mokd.sock"
+#define MOKD_DEFAULT_METRICS "127.0.0.1:9643" /* where there is a section [metrics] */
 #define MOKD_PATH_MAX 256
+/* What the administrator's socket is called beside a client socket NAME.sock or NAME. */
+#define MOKD_ADMIN_SUFFIX "-admin.sock"
 
 /* What is counted, of a user over all his sessions, and of the members of a Unix group together. */
 enum mokd_resource {
@@ -63,16 +66,28 @@ enum mokd_sharing {
     MOKD_SHARING_MPS = 1,    /* at once, through an MPS control daemon; a fault of one ends all on that GPU */
 };
 
+/* What becomes of a start with a device that fails for good. */
+enum mokd_failure {
+    MOKD_FAILURE_SERVE = 0, /* the others are served */
+    MOKD_FAILURE_EXIT = 1,
+};
+
 struct mokd_config {
     char *path; /* where it was read */
     char socket[MOKD_PATH_MAX]; /* "": MOKD_SOCKET_NAME in the runtime directory */
+    char admin_socket[MOKD_PATH_MAX]; /* "": beside the other one, by MOKD_ADMIN_SUFFIX */
     char worker[MOKD_PATH_MAX]; /* "": found beside mokd */
-    uint32_t socket_mode;
+    uint32_t socket_mode, admin_socket_mode;
+    uint32_t start_timeout;  /* s, of a device's first start */
+    uint32_t worker_timeout; /* s that a worker may stand still */
+    uint32_t device_failure; /* enum mokd_failure */
     enum mok_log_level log_level;
     uint32_t poll_us;
     uint32_t resume_timeout;       /* seconds that sessions wait for their clients after a restart; 0: nothing is kept */
     uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
     char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
+    char metrics_listen[MOKD_PATH_MAX]; /* endpoint.h; "": off */
+    uint32_t metrics_mode;              /* of a Unix socket */
     uint32_t has_admin_group;
     gid_t admin_gid;
     struct mokd_limits limits; /* whoever has no section */

@@ -12,7 +12,8 @@
 /* inih's own line buffer; a longer line would reach it in pieces. */
 #define CONFIG_MAX_LINE 197
 
-enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_GROUP, SECTION_DEVICE };
+enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_GROUP, SECTION_DEVICE,
+               SECTION_METRICS };
 enum value_kind {
     VALUE_U32,
     VALUE_ENTRIES, /* of a queue: a power of two */
@@ -23,10 +24,12 @@ enum value_kind {
     VALUE_LEVEL,
     VALUE_DEVICE_KIND,
     VALUE_SHARING,
+    VALUE_FAILURE,
     VALUE_PRIORITY,
     VALUE_BOOL,
     VALUE_DEVICES,
     VALUE_ADMIN_GROUP,
+    VALUE_ENDPOINT,
 };
 
 struct parser {
@@ -42,7 +45,7 @@ struct parser {
     uint32_t seen;   /* keys of this section, by index in its table */
     bool expect_key; /* the line just handed to inih holds a key */
     bool out_of_memory;
-    bool seen_daemon, seen_limits;
+    bool seen_daemon, seen_limits, seen_metrics;
 };
 
 struct key {

@@ -19,6 +19,7 @@
 #include "stats_page.h"
 #include "worker_process.h"
 
+struct mokd_group;
 struct mokd_queue;
 
 enum mokd_device_state { MOKD_DEVICE_RESTING, MOKD_DEVICE_STARTING, MOKD_DEVICE_UP, MOKD_DEVICE_FAILED };
@@ -38,6 +39,9 @@ struct mokd_device {
     struct mokd_timer *respawn;
     uv_timer_t tick;
     uint64_t up_ns;
+    uint64_t spawned_ns, ticked_ns;
+    uint64_t beat_base;          /* what a worker before this one had counted to */
+    uint64_t beat_seen, beat_ns; /* the count at the last look, and when it was last seen to have moved */
     bool was_up;
     bool hopeless; /* the worker that dies now has said why no other would do better */
     bool starved;  /* the last start failed for what mokd lacks: that counts as no life */
@@ -45,12 +49,16 @@ struct mokd_device {
     uint32_t restarts;
     uint64_t memory_used;            /* storage.c */
     TAILQ_HEAD(, mokd_queue) queues; /* of all sessions, by device_link */
-    uint32_t n_queues;
+    uint32_t n_queues, n_ranks;
+    bool draining;                      /* admission.c */
+    const struct mokd_group *exclusive; /* that has it alone; NULL: none */
+    uint64_t recovered_ops; /* completed by us, for workers that died */
     uint64_t ops_done, device_ns, errors; /* of workers that are dead */
     Mok__WorkerStats latest;              /* of the living one */
 };
 
-/* Time that a worker has for a request. Mapping may touch all of the memory; dropping waits for what still runs. */
+/* Time that a worker has for a request that takes longer than any other ([daemon] worker_timeout is for those): mapping
+ * may touch all of the memory; dropping waits for what still runs. */
 #define MOKD_WORKER_TIMEOUT_MS 10000u
 #define MOKD_WORKER_MAP_TIMEOUT_MS 120000u
 #define MOKD_WORKER_DROP_TIMEOUT_MS 60000u
@@ -77,6 +85,9 @@ void mokd_device_send(struct mokd_device *device, Mok__WorkerRequest *request, c
 
 /* Asks the worker what it has done so far, ahead of any later request. Happens every second anyway. */
 void mokd_device_refresh(struct mokd_device *device);
+
+/* How long a worker may stand still before it is replaced. */
+uint64_t mokd_device_patience_ns(const struct mokd_device *device);
 
 void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret); /* borrows the device's strings */
 

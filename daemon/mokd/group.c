@@ -5,12 +5,21 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "admission.h"
 #include "buffer.h"
 #include "collective.h"
 #include "layer.h"
 #include "names.h"
 #include "state.h"
 #include "timer.h"
+
+bool mokd_group_has_rank_on(const struct mokd_group *group, const struct mokd_device *device)
+{
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->member[rank] && group->member[rank]->device == device)
+            return true;
+    return false;
+}
 
 const char *mokd_group_state_text(enum mokd_group_state state)
 {
@@ -81,6 +90,9 @@ struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_sess
     group->joined++;
     TAILQ_INSERT_TAIL(&session->members, member, link);
     session->n_members++;
+    device->n_ranks++;
+    if (group->exclusive)
+        device->exclusive = group;
     return member;
 }
 
@@ -96,6 +108,10 @@ static void member_free(struct mokd_member *member)
     TAILQ_REMOVE(&member->session->members, member, link);
     member->session->n_members--;
     mokd_user_give(member->session->user, MOKD_GROUPS, 1);
+    member->device->n_ranks--;
+    if (member->device->exclusive == group)
+        member->device->exclusive = NULL;
+    mokd_device_emptier(member->device);
     free(member);
     mokd_group_collect(group);
 }
@@ -493,7 +509,7 @@ static struct mokd_group *find_by_name(const struct mokd_session *session, const
 }
 
 /* The ranks that wait can no longer come together with one who expects another size. */
-static void fail_forming(struct mokd_group *group, const struct mokd_error *error)
+void mokd_group_turn_away(struct mokd_group *group, const struct mokd_error *error)
 {
     group->running++; /* it goes with its last rank */
     for (uint32_t rank = 0; rank < group->size; rank++)
@@ -510,7 +526,15 @@ static int check_fit(struct mokd_group *group, const struct mokd_session *sessio
         mokd_error_set(error, -MOK_EMISMATCH, "group %s: rank %u says that the size is %u, ranks before it said %u",
                        group->name, request->rank, request->size, group->size);
         if (group->state == MOKD_GROUP_FORMING)
-            fail_forming(group, error);
+            mokd_group_turn_away(group, error);
+        return error->code;
+    }
+    if (request->exclusive != group->exclusive) {
+        mokd_error_set(error, -MOK_EMISMATCH, "group %s: rank %u asks for devices %s, ranks before it for devices %s",
+                       group->name, request->rank, request->exclusive ? "of their own" : "that others may use too",
+                       group->exclusive ? "of their own" : "that others may use too");
+        if (group->state == MOKD_GROUP_FORMING)
+            mokd_group_turn_away(group, error);
         return error->code;
     }
     if (group->member[request->rank])
@@ -535,8 +559,11 @@ static struct mokd_member *add_member(struct mokd_session *session, const Mok__G
 {
     struct mokd_server *server = session->server;
 
-    if (!group)
+    if (!group) {
         group = group_new(server, session->user->uid, request->name, request->size);
+        if (group)
+            group->exclusive = request->exclusive;
+    }
     struct mokd_member *member = group ? mokd_member_adopt(group, session, device, request->rank) : NULL;
     if (!member) {
         mokd_user_give(session->user, MOKD_GROUPS, 1);
@@ -564,6 +591,8 @@ static struct mokd_member *join(struct mokd_session *session, const Mok__GroupJo
         return NULL;
     struct mokd_group *group = find_by_name(session, request->name);
     if (group && check_fit(group, session, request, error) < 0)
+        return NULL;
+    if (mokd_admit_rank(session, device, group, request->exclusive, error) < 0)
         return NULL;
     if (mokd_user_take(session->user, MOKD_GROUPS, 1, error) < 0)
         return NULL;

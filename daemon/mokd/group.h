@@ -52,6 +52,7 @@ struct mokd_group {
     uint32_t id;
     uid_t uid;
     char name[MOK_MAX_NAME + 1];
+    bool exclusive; /* it has the devices of its ranks alone */
     enum mokd_group_state state;
     char failure[MOKD_TEXT_MAX];
     uint32_t fault_rank;
@@ -90,6 +91,9 @@ void mokd_member_drop(struct mokd_member *member);
 /* restore.c: brings a suspended group back once all its ranks want it. */
 void mokd_group_restore(struct mokd_group *group);
 
+/* A FORMING group: all its ranks' joins end with the error. */
+void mokd_group_turn_away(struct mokd_group *group, const struct mokd_error *error);
+bool mokd_group_has_rank_on(const struct mokd_group *group, const struct mokd_device *device);
 /* Frees a group that nobody is in any more. */
 void mokd_group_collect(struct mokd_group *group);
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reload.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device.h"
+#include "service.h"
 #include "user.h"
 
 struct reload {
@@ -13,21 +15,24 @@ struct reload {
     struct mokd_config config;
     char path[4096];
     int result;
+    char first[256]; /* of what is wrong with it */
 };
 
 /* The log may be written by any thread. */
 static void report(void *cookie, const char *sentence)
 {
+    struct reload *reload = cookie;
     char clean[MOKD_TEXT_MAX];
 
-    (void)cookie;
     mok_log(MOK_LOG_ERROR, "config", "wrong", "error=\"%s\"", mok_log_text(clean, sizeof(clean), sentence));
+    if (!reload->first[0])
+        snprintf(reload->first, sizeof(reload->first), "configuration not read again: %.200s", clean);
 }
 
 static void read_again(uv_work_t *work)
 {
     struct reload *reload = work->data;
-    reload->result = mokd_config_load(reload->path, report, NULL, &reload->config);
+    reload->result = mokd_config_load(reload->path, report, reload, &reload->config);
 }
 
 static bool same_devices(const struct mokd_config *a, const struct mokd_config *b)
@@ -46,7 +51,11 @@ static bool same_devices(const struct mokd_config *a, const struct mokd_config *
 static bool same_daemon(const struct mokd_config *a, const struct mokd_config *b)
 {
     return strcmp(a->socket, b->socket) == 0 && strcmp(a->worker, b->worker) == 0 && a->socket_mode == b->socket_mode &&
-           a->poll_us == b->poll_us && a->resume_timeout == b->resume_timeout && a->sharing == b->sharing && strcmp(a->mps_pipe, b->mps_pipe) == 0;
+           a->poll_us == b->poll_us && a->resume_timeout == b->resume_timeout && strcmp(a->admin_socket, b->admin_socket) == 0 &&
+           a->admin_socket_mode == b->admin_socket_mode && a->start_timeout == b->start_timeout &&
+           a->worker_timeout == b->worker_timeout && a->device_failure == b->device_failure && a->sharing == b->sharing &&
+           strcmp(a->mps_pipe, b->mps_pipe) == 0 && strcmp(a->metrics_listen, b->metrics_listen) == 0 &&
+           a->metrics_mode == b->metrics_mode;
 }
 
 /* Bits of devices are by place: with other devices in the file they would mean others than those that run. */
@@ -78,10 +87,11 @@ static void swap_tenants(struct mokd_config *now, struct mokd_config *next)
     next->n_groups = old.n_groups;
 }
 
-static void take_over(struct mokd_server *server, struct mokd_config *next)
+static void take_over(struct mokd_server *server, struct mokd_config *next, char *ret_failure, size_t size)
 {
     if (!can_be_taken_over(server->config, next)) {
         mok_log(MOK_LOG_ERROR, "config", "not reloaded: the devices are others; restart mokd", NULL);
+        snprintf(ret_failure, size, "configuration not read again: the devices are others, which needs a restart");
         return;
     }
     if (!same_devices(server->config, next) || !same_daemon(server->config, next))
@@ -102,9 +112,11 @@ static void taken(uv_work_t *work, int status)
         mok_log(MOK_LOG_ERROR, "config", "not reloaded: what was read before holds", NULL);
     } else {
         if (!reload->server->stopping)
-            take_over(reload->server, &reload->config);
+            take_over(reload->server, &reload->config, reload->first, sizeof(reload->first));
         mokd_config_release(&reload->config);
     }
+    if (reload->server->service)
+        mokd_service_reloaded(reload->server->service, reload->first);
     free(reload);
 }
 

@@ -4,11 +4,13 @@
 #include <stdio.h>
 #include <sys/random.h>
 
+#include "admission.h"
 #include "buffer.h"
 #include "client_queue.h"
 #include "group.h"
 #include "layer.h"
 #include "names.h"
+#include "quota.h"
 #include "state.h"
 #include "status.h"
 #include "timer.h"
@@ -102,7 +104,7 @@ static void greet(struct mokd_session *session, uint64_t id, const Mok__Hello *h
 
 /* ------------------------------------------------------------------ everything else */
 
-/* Requests that only look. False: it is something else. */
+/* Requests that need no session: looks, and an administrator's. False: it is something else. */
 static bool handle_question(struct mokd_session *session, const Mok__Request *request)
 {
     switch (request->body_case) {
@@ -114,6 +116,12 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
         return true;
     case MOK__REQUEST__BODY_STATUS_QUERY:
         mokd_status_query(session, request->id);
+        return true;
+    case MOK__REQUEST__BODY_QUOTA_QUERY:
+        mokd_quota_query(session, request->id, request->quota_query);
+        return true;
+    case MOK__REQUEST__BODY_DRAIN:
+        mokd_drain(session, request->id, request->drain);
         return true;
     case MOK__REQUEST__BODY_LAYER_QUERY:
         if (request->layer_query->group != 0)

@@ -13,7 +13,7 @@
 #include <uv.h>
 
 #include "config.h"
-#include "inherited.h"
+#include "job_totals.h"
 #include "mok/types.h"
 #include "util.h"
 #include "wire.h"
@@ -28,7 +28,10 @@
 struct mokd_device;
 struct mokd_fdstore;
 struct mokd_group;
+struct mokd_http;
+struct mokd_inherited;
 struct mokd_listener;
+struct mokd_service;
 struct mokd_session;
 struct mokd_state;
 struct mokd_user;
@@ -43,7 +46,9 @@ struct mokd_server {
     uv_loop_t loop;
     uv_signal_t sigterm, sigint, sighup;
     struct mokd_config *config; /* users, groups and limits change with SIGHUP, the rest does not */
-    struct mokd_listener *listener;
+    const struct mokd_options *options;
+    struct mokd_listener *listener, *admin_listener;
+    struct mokd_service *service;
     struct mokd_device **devices; /* [n_devices], by index */
     size_t n_devices;
     struct mokd_session_list sessions; /* every connection, also those that are closing */
@@ -51,6 +56,8 @@ struct mokd_server {
     struct mokd_pool_list pools;
     bool reloading;
     struct mokd_group_list groups;
+    struct mokd_job_total_list job_totals;
+    struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
     uint64_t started_ns;
@@ -60,17 +67,28 @@ struct mokd_server {
     uint32_t last_id; /* of queues, groups, buffers and layers */
     uint64_t errors;  /* requests refused, sessions ended by us, workers lost */
     bool ids_wrapped;
-    struct mokd_inherited inherited; /* at start alone */
     struct mokd_state *state;        /* what the next mokd will know */
     struct mokd_fdstore *store;      /* and have; the state's */
     uv_prepare_t save;               /* writes the state down before the loop sleeps */
     struct mokd_timer *resume_deadline; /* of sessions that are away */
     bool stopping, workers_stopping, closing_sessions, handles_closed;
+    int failure; /* why it stops before anybody asked it to */
     struct mokd_timer *stop_deadline;
 };
 
+/* How mokd was started; everything stays as long as the server. */
+struct mokd_options {
+    struct mokd_config *config;
+    const char *socket;       /* where clients connect, unless the service manager hands over a socket */
+    const char *admin_socket; /* the same for administrators; "": nowhere */
+    const char *worker;
+    struct mokd_inherited *inherited; /* sockets and descriptors of the service manager, each taken by who knows it */
+};
+
 /* Listens, starts a worker a device and runs until SIGTERM or SIGINT. 0, or -MOK_E* with the reason logged. */
-int mokd_server_run(struct mokd_config *config, const char *socket, const char *worker);
+int mokd_server_run(const struct mokd_options *options);
+/* Ends it in order; mokd_server_run returns the code. */
+void mokd_server_fail(struct mokd_server *server, int code);
 
 /* A new id of a queue, group, buffer or layer; never 0, and never one of a thing that lives. */
 uint32_t mokd_server_next_id(struct mokd_server *server);

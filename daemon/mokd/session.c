@@ -400,7 +400,7 @@ static int set_up(struct mokd_session *session)
     return uv_poll_init(&server->loop, &session->poll, session->fd) < 0 ? -MOK_EIO : 0;
 }
 
-int mokd_session_accept(struct mokd_server *server, int fd)
+int mokd_session_accept(struct mokd_server *server, int fd, bool admin)
 {
     _cleanup_fd_ int owned = fd;
     struct mokd_session *session = session_new(server, fd);
@@ -421,6 +421,7 @@ int mokd_session_accept(struct mokd_server *server, int fd)
         return r;
     }
     mok_take_fd(&owned);
+    session->admin = admin;
     session->user->strangers++;
     session->poll.data = session;
     TAILQ_INSERT_TAIL(&server->sessions, session, link);

@@ -51,6 +51,7 @@ struct mokd_session {
     struct mok_wire_queue out;
     struct mok_wire_peer peer;
     struct mokd_user *user;
+    bool admin;   /* may ask for what changes the service, not only its own */
     bool counted; /* as a session of the user, not as a stranger */
     char job[MOK_MAX_NAME + 1];
     uint32_t weight; /* of a device's time, among the sessions of its user */
@@ -86,8 +87,11 @@ void mokd_session_hang_up(struct mokd_session *session, const char *text);
 void mokd_session_totals(const struct mokd_session *session, Mok__StateSession *ret);
 void mokd_session_resume_totals(struct mokd_session *session, const Mok__StateSession *from);
 
-/* Takes over a connected socket. A negative return: it was closed, and its client told why. */
-int mokd_session_accept(struct mokd_server *server, int fd);
+/*
+ * Takes over a connected socket; `admin`: it came through the administrator's door. A negative return: it was closed, and
+ * its client told why.
+ */
+int mokd_session_accept(struct mokd_server *server, int fd, bool admin);
 
 /* Ends the session for a reason that the client is told (code 0: none, it left by itself). Harmless if it is ending. */
 void mokd_session_close(struct mokd_session *session, int code, const char *text);

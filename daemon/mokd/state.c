@@ -244,6 +244,7 @@ static void add_groups(struct arena *arena, const struct mokd_server *server, Mo
         to->group = group->id;
         to->name = (char *)group->name;
         to->uid = group->uid;
+        to->exclusive = group->exclusive;
         add_members(arena, group, to);
         add_layers(arena, group, to);
     }
@@ -443,7 +444,7 @@ int mokd_state_open(struct mokd_server *server)
     if (!own)
         return -MOK_ENOMEM;
     own->fd = -1;
-    int r = mokd_fdstore_open(&server->inherited, &own->store);
+    int r = mokd_fdstore_open(server->options->inherited, &own->store);
     if (r < 0) {
         free(own);
         return r;

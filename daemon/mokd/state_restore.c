@@ -420,6 +420,8 @@ static void make_group(struct building *b, const Mok__StateGroup *from)
             r = -MOK_ENOMEM;
     if (r == 0)
         group = mokd_group_adopt(b->server, from->group, from->uid, from->name, (uint32_t)from->n_member);
+    if (group)
+        group->exclusive = from->exclusive;
     for (uint32_t rank = 0; group && rank < group->size && r == 0; rank++)
         r = make_member(b, from, rank, group);
     if (group && r == 0)

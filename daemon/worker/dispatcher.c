@@ -136,6 +136,7 @@ static bool pass(struct dispatcher *d, uint64_t *ret_deadline_ns)
     bool moved = false;
 
     d->now_ns = mok_now_ns();
+    mok_stats_add(&d->stats->rounds, 1);
     __atomic_store_n(&d->notified, 0, __ATOMIC_SEQ_CST);
     moved |= commands_take(d);
     moved |= phases_poll(d);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../args.h"
@@ -19,13 +20,15 @@
 #include "layout.h"
 
 #define WAIT_LIMIT_NS 10000000000ull
+#define FAULT_LOOK_NS 1000000u /* a phase that has not ended is asked about so often: the device may have failed */
 
 struct mok_engine {
     struct mok_engine_config config;
     struct mok_cuda_driver driver;
     uint32_t blocks; /* of the megakernel */
     cudaStream_t stream, side;
-    cudaEvent_t began, ended;
+    uint32_t number;                /* of the phase started last */
+    uint64_t started_ns, looked_ns; /* when it was, and when the device was last asked */
     struct mok_cuda_report *report; /* host memory that the device writes */
     uint32_t *abort_word;           /* device memory, 256 bytes */
     uint32_t *bad_id;               /* behind it: a bad id was found, the rest of the operation does nothing */
@@ -104,10 +107,6 @@ static void cuda_close(struct mok_engine *engine)
             cudaMemcpyAsync(engine->abort_word, &one, sizeof(one), cudaMemcpyHostToDevice, engine->side);
         if (engine->stream)
             cudaStreamSynchronize(engine->stream);
-        if (engine->began)
-            cudaEventDestroy(engine->began);
-        if (engine->ended)
-            cudaEventDestroy(engine->ended);
         if (engine->side)
             cudaStreamDestroy(engine->side);
         if (engine->stream)
@@ -127,10 +126,6 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
         r = check(cudaStreamCreateWithFlags(&e->stream, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
-    if (r == 0)
-        r = check(cudaEventCreate(&e->began), "making an event", message);
-    if (r == 0)
-        r = check(cudaEventCreate(&e->ended), "making an event", message);
     if (r == 0)
         r = check(cudaHostAlloc((void **)&e->report, sizeof(*e->report), cudaHostAllocPortable | cudaHostAllocMapped),
                   "allocating the report", message);
@@ -227,7 +222,7 @@ static void fill_main(struct mok_engine_layer *l)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
     uint8_t *m = l->private_memory;
-    l->main = (struct mok_cuda_main_args){
+    l->main.common = (struct mok_cuda_common){
         .head = l->schedule.head,
         .macrobatches = l->schedule.macrobatches,
         .tasks = l->schedule.tasks,
@@ -243,6 +238,7 @@ static void fill_main(struct mok_engine_layer *l)
         .k_blocks = (spec->hidden + MOK_TILE_K - 1) / MOK_TILE_K,
         .down_tiles = l->layout.down_tiles,
         .clamp = spec->clamp,
+        .sides = mok_sides_of(spec->clamp),
         .chaos_delay_us = l->engine->config.chaos_delay_us,
     };
     l->main.set[0].h = m + l->layout.h;
@@ -346,7 +342,7 @@ static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params 
 static void keep_ring(struct mok_engine_layer *l, const struct mok_op_args *args)
 {
     uint8_t *ring = args->context_mode == MOK_CONTEXT_FULL ? (uint8_t *)args->context + l->plan.ctx_ring : NULL;
-    l->main.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + l->kept.x : l->main.x_ring[1];
+    l->main.common.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + l->kept.x : l->main.common.x_ring[1];
     l->main.context_a = ring ? ring + l->kept.a : NULL;
     l->main.context_b = ring ? ring + l->kept.b : NULL;
 }
@@ -394,7 +390,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     keep_ring(l, args);
     if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
         return -MOK_EDEVICE;
-    l->main.chaos_seed++;
+    l->main.common.chaos_seed++;
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
@@ -544,6 +540,14 @@ static void CUDART_CB ring(void *data)
     e->config.notify(e->config.cookie);
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
 static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase)
 {
     struct mok_engine *e = layer->engine;
@@ -551,12 +555,14 @@ static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *
 
     if (e->running)
         return -MOK_EBUSY;
-    if (cudaSetDevice((int)e->config.index) != cudaSuccess || cudaEventRecord(e->began, e->stream) != cudaSuccess)
-        return -MOK_EDEVICE;
+    e->started_ns = e->looked_ns = now_ns();
     r = mok_cuda_enqueue(layer, args, phase, e->stream);
     if (r < 0)
         return r;
-    if (cudaEventRecord(e->ended, e->stream) != cudaSuccess ||
+    /* A word in host memory costs a poll nothing; an event would cost two records, a query a poll and a subtraction. */
+    e->number++;
+    if (e->driver.write_value((CUstream)e->stream, (CUdeviceptr)&e->report->ended, e->number,
+                              CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS ||
         (e->config.notify && cudaLaunchHostFunc(e->stream, ring, e) != cudaSuccess))
         return -MOK_EDEVICE;
     e->running = true;
@@ -573,25 +579,35 @@ static void settle_abort(struct mok_engine *e, struct mok_op_result *result)
         result->status = -MOK_ECANCELED;
 }
 
+/* The device will not end the running phase any more. */
+static bool has_failed(struct mok_engine *e)
+{
+    uint64_t now = now_ns();
+
+    if (now - e->looked_ns < FAULT_LOOK_NS)
+        return false;
+    e->looked_ns = now;
+    if (cudaSetDevice((int)e->config.index) != cudaSuccess)
+        return true;
+    cudaError_t status = cudaStreamQuery(e->stream);
+    return status != cudaSuccess && status != cudaErrorNotReady;
+}
+
 static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret)
 {
     struct mok_op_result result = { 0 };
-    float ms = 0.0f;
-    cudaError_t e;
 
     if (!engine->running)
         return 0;
-    if (cudaSetDevice((int)engine->config.index) != cudaSuccess)
-        return -MOK_EDEVICE;
-    e = cudaEventQuery(engine->ended);
-    if (e == cudaErrorNotReady)
+    bool ended = __atomic_load_n(&engine->report->ended, __ATOMIC_ACQUIRE) == engine->number;
+    if (!ended && !has_failed(engine))
         return 0;
     engine->running = false;
-    if (e != cudaSuccess || mok_cuda_outcome(engine->layer, &result) < 0) {
+    if (!ended || cudaSetDevice((int)engine->config.index) != cudaSuccess ||
+        mok_cuda_outcome(engine->layer, &result) < 0) {
         result.status = -MOK_EDEVICE;
     } else {
-        if (cudaEventElapsedTime(&ms, engine->began, engine->ended) == cudaSuccess)
-            result.device_ns = (uint64_t)((double)ms * 1e6);
+        result.device_ns = now_ns() - engine->started_ns;
         if (engine->aborted)
             settle_abort(engine, &result);
     }

@@ -44,12 +44,17 @@ enum mok_latency {
     MOK_LATENCIES,
 };
 
-/* A session on this device. `queue` 0: free. It is written last when the slot is taken, first when it is given up. */
+/*
+ * A session on this device. `queue` 0: never used. It is written last when the slot is taken; once the queue is `gone`
+ * its last numbers stay to be read until the slot is taken again.
+ */
 struct mok_stats_queue {
     uint32_t queue;
     uint32_t in_flight;
     uint64_t ops, errors, rows, device_ns;
-    uint64_t reserved[3];
+    uint32_t gone;
+    uint32_t reserved0;
+    uint64_t reserved[2];
 };
 
 /* A layer of this rank: what its experts got. `layer` 0: free. */
@@ -83,13 +88,15 @@ struct mok_stats {
     uint64_t tokens;
     uint64_t phases[MOK_STATS_PHASES], phase_ns[MOK_STATS_PHASES]; /* device time */
     uint64_t schedule_ns, transfer_ns, compute_ns; /* of main phases, summed over units */
+    uint64_t expert_max_rows, expert_mean_rows; /* of main phases: of the expert with most; rows / E_l */
     uint64_t macrobatches, minibatches;
     uint64_t ring_rows, ring_capacity; /* rows in the ring, and rows that would have fitted, over all macrobatches */
     uint64_t wakeups;      /* times that the dispatcher slept */
     uint64_t sleep_ns;     /* for how long together */
     uint64_t peer_bells;   /* peers' workers woken */
     uint64_t broken_queues, broken_groups;
-    uint64_t reserved1[8];
+    uint64_t rounds;       /* of the dispatcher: how mokd sees that it lives; never still for longer than it takes to wake */
+    uint64_t reserved1[5];
 
     struct mok_stats_histogram latency[2][MOK_LATENCIES]; /* forward, backward */
     struct mok_stats_queue queue[MOK_STATS_QUEUES];
