@@ -9,12 +9,14 @@ packages=(
     gcc
     jq # reads the demo's logs
     libc6-dev
+    libarchive-dev
     libcjson-dev
     libcmocka-dev
     libinih-dev
     libmicrohttpd-dev
     libopenblas-dev
     libprotobuf-c-dev
+    libsqlite3-dev
     libsystemd-dev
     libuv1-dev
     ninja-build

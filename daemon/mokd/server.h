@@ -30,6 +30,7 @@ struct mokd_inherited;
 struct mokd_listener;
 struct mokd_service;
 struct mokd_session;
+struct mokd_usage;
 struct mokd_user;
 struct mokd_pool;
 
@@ -51,6 +52,7 @@ struct mokd_server {
     struct mokd_user_list users;
     struct mokd_pool_list pools;
     bool reloading;
+    struct mokd_usage *usage;
     struct mokd_group_list groups;
     struct mokd_job_total_list job_totals;
     struct mokd_http *http; /* NULL: nothing is served */

@@ -48,7 +48,7 @@ struct mokd_session {
     TAILQ_HEAD(, mokd_buffer) buffers; /* its own copies: private and symmetric */
     TAILQ_HEAD(, mokd_member) members; /* ranks that it is */
     uint32_t n_buffers, n_members, n_layers;
-    uint64_t ops_done;
+    uint64_t ops_done, rows, device_ns; /* of queues that are gone */
 };
 
 /* Takes over a connected socket; `admin`: it came through the administrator's door. A negative return: it was closed, and its client told why. */

@@ -45,11 +45,12 @@ static uint64_t taken_bytes(const struct mokd_device *device, uint64_t bytes)
     return (bytes + CUDA_GRANULE - 1) / CUDA_GRANULE * CUDA_GRANULE;
 }
 
-int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
+int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
                         struct mokd_error *error)
 {
     uint64_t device_left = device->config->memory - device->memory_used;
     uint64_t taken = taken_bytes(device, bytes);
+    struct mokd_user *user = session->user;
 
     int r = mokd_user_take_bytes(user, bytes, error);
     if (r < 0)
@@ -75,6 +76,8 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
     storage->device = device;
     storage->bytes = bytes;
     storage->fd = -1;
+    storage->usage = mokd_usage_ref(session, device);
+    mokd_usage_hold_bytes(storage->usage, taken);
     device->memory_used += taken;
     *ret = storage;
     return 0;
@@ -82,8 +85,12 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
 
 static void discharge(struct mokd_storage *storage)
 {
+    uint64_t taken = taken_bytes(storage->device, storage->bytes);
+
     mokd_user_give_bytes(storage->user, storage->bytes);
-    storage->device->memory_used -= taken_bytes(storage->device, storage->bytes);
+    storage->device->memory_used -= taken;
+    mokd_usage_free_bytes(storage->usage, taken);
+    mokd_usage_unref(storage->usage);
     mokd_user_give(storage->user, MOKD_DESCRIPTORS, 1);
     mokd_user_unref(storage->user);
     free(storage);

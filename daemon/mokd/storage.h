@@ -9,18 +9,20 @@
 
 #include "device.h"
 #include "error.h"
+#include "usage.h"
 #include "user.h"
 
 struct mokd_storage {
     TAILQ_ENTRY(mokd_storage) link;
     struct mokd_user *user;
     struct mokd_device *device;
+    struct mokd_usage_row *usage;
     uint64_t bytes;
     int fd; /* -1 until filled */
 };
 
-/* -MOK_EQUOTA (the user's bytes), -MOK_ENOMEM (the device's memory), -MOK_EDEVICE, with the sentence. */
-int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
+/* To the session's user: -MOK_EQUOTA (his bytes), -MOK_ENOMEM (the device's memory), -MOK_EDEVICE, with the sentence. */
+int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
                         struct mokd_error *error);
 
 /*
