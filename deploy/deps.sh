@@ -7,6 +7,7 @@ packages=(
     cmake
     g++ # public headers are checked as C++ too
     gcc
+    iproute2 # network namespaces, for the tests of the rack
     jq # reads the demo's logs
     libc6-dev
     libarchive-dev
@@ -19,6 +20,7 @@ packages=(
     libsqlite3-dev
     libsystemd-dev
     libuv1-dev
+    libzmq3-dev
     ninja-build
     pkgconf
     procps # pgrep

@@ -10,6 +10,7 @@
 #include "memory.h"
 #include "mok/ring_abi.h"
 #include "names.h"
+#include "state.h"
 #include "usage.h"
 
 #define QUEUE_DESCRIPTORS 4u
@@ -125,6 +126,7 @@ static void hand_out(struct mokd_queue *queue)
     int fds[] = { queue->ring.control_fd, queue->ring.submit_fd, queue->ring.doorbell_fd };
 
     queue->open = true;
+    mokd_state_touch(queue->session->server); /* its id */
     body.queue = queue->id;
     body.control_bytes = queue->ring.layout.control_bytes;
     body.submit_bytes = queue->ring.layout.submit_bytes;
@@ -378,12 +380,14 @@ void mokd_queue_close(struct mokd_session *session, uint64_t id, const Mok__Queu
 
 /* ------------------------------------------------------------------ what befalls them */
 
+/* While mokd stops, that is why. */
 static void recover(struct mokd_queue *queue)
 {
-    int owed = mok_queue_recover(&queue->ring, -MOK_EWORKER);
+    int code = queue->session->server->stopping ? -MOK_EDAEMON : -MOK_EWORKER;
+    int owed = mok_queue_recover(&queue->ring, code);
 
     queue->device->recovered_ops += owed > 0 ? (uint64_t)owed : 0;
-    mok_queue_close(&queue->ring, -MOK_EWORKER);
+    mok_queue_close(&queue->ring, code);
     mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d", queue->id,
             queue->session->id, queue->device->config->name, owed);
 }

@@ -83,6 +83,7 @@ struct mokd_config {
     uint32_t device_failure; /* enum mokd_failure */
     enum mok_log_level log_level;
     uint32_t poll_us;
+    uint32_t resume_timeout;       /* seconds that sessions wait for their clients after a restart; 0: nothing is kept */
     uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
     char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
     char metrics_listen[MOKD_PATH_MAX]; /* endpoint.h; "": off */

@@ -68,6 +68,7 @@ void mokd_reserve_open(struct mokd_server *server);
 void mokd_reserve_close(struct mokd_server *server);
 
 int mokd_device_new(struct mokd_server *server, uint32_t index, const char *worker_path, struct mokd_device **ret);
+void mokd_device_start(struct mokd_device *device); /* its worker */
 void mokd_device_free(struct mokd_device *device); /* its handles are closed */
 
 /* No more restarts: asks the worker to stop, kills it if it does not. */
