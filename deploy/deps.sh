@@ -5,6 +5,7 @@ set -euo pipefail
 
 packages=(
     cmake
+    debootstrap # a machine to boot, for the tests of the service
     g++ # public headers are checked as C++ too
     gcc
     iproute2 # network namespaces, for the tests of the rack
@@ -21,10 +22,14 @@ packages=(
     libsystemd-dev
     libuv1-dev
     libzmq3-dev
+    lintian # checks packages
+    lowdown # pages for man
+    mandoc # checks them
     ninja-build
     pkgconf
     procps # pgrep
     protobuf-c-compiler
+    systemd-container # boots it
     util-linux # setpriv
 )
 
