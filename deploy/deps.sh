@@ -27,6 +27,7 @@ packages=(
     pkgconf
     procps # pgrep
     protobuf-c-compiler
+    python3 # tests of the rack
     systemd-container # boots it
     util-linux # setpriv
 )

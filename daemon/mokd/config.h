@@ -12,6 +12,7 @@
 
 #include "common/log.h"
 #include "mok/types.h"
+#include "rack/rack.h"
 
 #define MOKD_DEFAULT_CONFIG "/etc/mok/mokd.conf"
 #define MOKD_DEFAULT_RUNTIME_DIR "/run/mok"
@@ -96,6 +97,9 @@ struct mokd_config {
     size_t n_users, n_groups;
     struct mokd_device_config *devices;
     size_t n_devices;
+    struct rack_config rack; /* node "": this mokd is in no rack */
+    struct rack_node_config *nodes; /* its inventory */
+    char link_domain[MOK_MAX_NAME + 1]; /* of nodes that name none */
 };
 
 /* Takes one sentence: "file:line: [section] key = value: what is wrong, and the bound". */

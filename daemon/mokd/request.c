@@ -11,6 +11,7 @@
 #include "layer.h"
 #include "names.h"
 #include "quota.h"
+#include "rack_node.h"
 #include "state.h"
 #include "status.h"
 #include "timer.h"
@@ -116,6 +117,9 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
         return true;
     case MOK__REQUEST__BODY_STATUS_QUERY:
         mokd_status_query(session, request->id);
+        return true;
+    case MOK__REQUEST__BODY_RACK_QUERY:
+        mokd_rack_query(session, request->id);
         return true;
     case MOK__REQUEST__BODY_QUOTA_QUERY:
         mokd_quota_query(session, request->id, request->quota_query);

@@ -18,6 +18,7 @@
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
+#include "rack_node.h"
 #include "recent.h"
 #include "reload.h"
 #include "service.h"
@@ -74,6 +75,7 @@ static void close_handles(struct mokd_server *server)
 {
     server->handles_closed = true;
     mokd_timer_cancel(&server->stop_deadline);
+    mokd_rack_stop(server);
     mokd_service_close(server->service);
     server->service = NULL;
     for (size_t i = 0; i < server->n_devices; i++)
@@ -316,6 +318,8 @@ static int start(struct mokd_server *server)
         r = open_doors(server, &error);
     if (r == 0)
         r = mokd_http_open(server, &server->http, &error);
+    if (r == 0)
+        r = mokd_rack_start(server, &error);
     if (r == 0)
         r = make_devices(server, worker, &error);
     if (r == 0) {

@@ -36,6 +36,7 @@ struct mokd_session;
 struct mokd_state;
 struct mokd_user;
 struct mokd_pool;
+struct rack;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
@@ -57,6 +58,7 @@ struct mokd_server {
     bool reloading;
     struct mokd_group_list groups;
     struct mokd_job_total_list job_totals;
+    struct rack *rack;      /* the other nodes; NULL: there are none */
     struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
