@@ -20,6 +20,11 @@ enum mok_dispatch_action mok_dispatch_step(struct mok_dispatch_op *op, const str
     return mok_dispatch_step_inline(op, view, now_ns, ret_flags_moved);
 }
 
+void mok_dispatch_whole(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, uint64_t now_ns)
+{
+    mok_dispatch_whole_inline(op, view, now_ns);
+}
+
 void mok_dispatch_phase_done(struct mok_dispatch_op *op, const struct mok_op_result *result)
 {
     mok_dispatch_phase_done_inline(op, result);

@@ -84,6 +84,7 @@ enum mok_dispatch_action {
 struct mok_dispatch_op {
     enum mok_op_state state;
     bool published;               /* of READY and PUSHED: this rank's flag has been moved */
+    bool whole;                   /* in MAIN: MOK_PHASE_WHOLE runs */
     uint64_t seq;
     struct mok_op_info info;      /* this rank's, published at READY */
     struct mok_op_result result;  /* final in DONE */
@@ -103,6 +104,12 @@ void mok_dispatch_begin(struct mok_dispatch_op *op, uint64_t seq, const struct m
 /* Advances as far as flags allow; `now_ns` is any monotonic clock. Sets *ret_flags_moved when peers should be woken. */
 enum mok_dispatch_action mok_dispatch_step(struct mok_dispatch_op *op, const struct mok_dispatch_view *view,
                                            uint64_t now_ns, bool *ret_flags_moved);
+
+/*
+ * In the place of the PREPARE that the last step asked for, where the group has one rank: moves on to MAIN, ready
+ * for MOK_PHASE_WHOLE, whose outcome ends the operation. It can no longer be cancelled.
+ */
+void mok_dispatch_whole(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, uint64_t now_ns);
 
 /* Takes the outcome of the phase that the last action asked for; the next step goes on from there. */
 void mok_dispatch_phase_done(struct mok_dispatch_op *op, const struct mok_op_result *result);

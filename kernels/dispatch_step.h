@@ -16,6 +16,7 @@ MOK_HD void mok_dispatch_begin_inline(struct mok_dispatch_op *op, uint64_t seq, 
 
     op->state = MOK_ST_SUBMITTED;
     op->published = false;
+    op->whole = false;
     op->seq = seq;
     op->info = *info;
     op->info.seq = seq;
@@ -227,6 +228,14 @@ MOK_HD enum mok_dispatch_action mok_dispatch_step_inline(struct mok_dispatch_op 
     return MOK_ACT_REDUCE;
 }
 
+MOK_HD void mok_dispatch_whole_inline(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, uint64_t now_ns)
+{
+    mok_dispatch_publish_ready(op, view);
+    op->all_ready_ns = now_ns ? now_ns : 1;
+    op->state = MOK_ST_MAIN;
+    op->whole = true;
+}
+
 MOK_HD void mok_dispatch_phase_done_inline(struct mok_dispatch_op *op, const struct mok_op_result *result)
 {
     op->result.device_ns += result->device_ns;
@@ -246,8 +255,8 @@ MOK_HD void mok_dispatch_phase_done_inline(struct mok_dispatch_op *op, const str
         op->published = false;
         return;
     case MOK_ST_MAIN:
-        op->result.rows = result->rows;
-        op->state = MOK_ST_PUSHED;
+        op->result.rows = result->status < 0 ? 0 : result->rows;
+        op->state = op->whole ? MOK_ST_DONE : MOK_ST_PUSHED;
         op->published = false;
         break;
     case MOK_ST_REDUCING:

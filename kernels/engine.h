@@ -29,11 +29,15 @@ enum mok_phase {
     MOK_PHASE_PREPARE = 1, /* validate ids or context; stage routing in the symmetric workspace */
     MOK_PHASE_MAIN = 2,    /* all ranks ready: schedule, dispatch, experts, push */
     MOK_PHASE_REDUCE = 3,  /* all ranks pushed: sum the slots */
+    /* A group of one rank, which waits for nobody: all three in turn. A PREPARE that fails ends it, and nothing is
+     * written. Only where the engine says so (`runs_whole`). */
+    MOK_PHASE_WHOLE = 4,
 };
 
 struct mok_engine_ops {
     const char *name;
-    uint32_t kind; /* enum mok_device_kind */
+    uint32_t kind;   /* enum mok_device_kind */
+    bool runs_whole; /* knows MOK_PHASE_WHOLE */
 
     /* Says whether the device can be used and how big it is. 0, or -MOK_E* with the reason. */
     int (*probe)(const struct mok_engine_config *config, struct mok_device_limits *ret, struct mok_message *message);

@@ -154,6 +154,11 @@ struct mok_op_result {
     uint64_t schedule_ns; /* building the schedule */
     uint64_t transfer_ns; /* the transfers between ranks: dispatch and combine, or their reverses */
     uint64_t compute_ns;  /* the experts, the shared one included */
+    /* MAIN: what passed the ring, and what each expert got; 0 and NULL where an engine does not tell */
+    uint64_t padded_rows;
+    uint64_t macrobatches;
+    uint64_t minibatches;
+    const uint64_t *expert_rows; /* [E_l], the engine's own; stays until the layer's next MAIN starts */
 };
 
 #ifdef __cplusplus

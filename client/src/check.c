@@ -58,6 +58,8 @@ int check_session_options(const mok_session_options *from, mok_session_options *
         !mok_is_power_of_two(ret->queue_entries))
         return client_fail(MOK_ERANGE, "queue_entries is %" PRIu32 ", must be a power of two in %u..%u",
                            ret->queue_entries, MOK_RING_MIN_ENTRIES, MOK_RING_MAX_ENTRIES);
+    if (ret->weight > MOK_MAX_WEIGHT)
+        return client_fail(MOK_ERANGE, "weight is %" PRIu32 ", must be 0..%u", ret->weight, MOK_MAX_WEIGHT);
     return 0;
 }
 
@@ -75,6 +77,8 @@ int check_group_options(const mok_group_options *from, mok_group_options *ret)
         return client_fail(MOK_ERANK, "rank is %" PRIu32 ", must be 0..%" PRIu32, ret->rank, ret->ranks - 1);
     if (ret->device >= MOK_MAX_DEVICES)
         return client_fail(MOK_ERANGE, "device is %" PRIu32 ", must be 0..%u", ret->device, MOK_MAX_DEVICES - 1);
+    if (ret->flags & ~MOK_GROUP_EXCLUSIVE)
+        return client_fail(MOK_ERANGE, "flags is %#" PRIx32 ", must be of %#x", ret->flags, MOK_GROUP_EXCLUSIVE);
     return 0;
 }
 

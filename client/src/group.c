@@ -81,6 +81,7 @@ _public_ int mok_group_join(mok_session *session, const mok_group_options *optio
     body.rank = o.rank;
     body.device = o.device;
     body.timeout_ms = o.timeout_ms;
+    body.exclusive = o.flags & MOK_GROUP_EXCLUSIVE;
     request.body_case = MOK__REQUEST__BODY_GROUP_JOIN;
     request.group_join = &body;
     r = session_call_collective(session, &request, o.timeout_ms, MOK__REPLY__BODY_GROUP_JOIN, 0, &answer);

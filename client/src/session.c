@@ -91,7 +91,7 @@ static void default_job(char ret[MOK_MAX_NAME + 1])
         snprintf(ret, MOK_MAX_NAME + 1, "job");
 }
 
-static int hello(mok_session *session, const char *job)
+static int hello(mok_session *session, const char *job, uint32_t weight)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
     Mok__Request request = MOK__REQUEST__INIT;
@@ -100,6 +100,7 @@ static int hello(mok_session *session, const char *job)
     body.protocol_min = PROTOCOL_VERSION;
     body.protocol_max = PROTOCOL_VERSION;
     body.job = (char *)job;
+    body.weight = weight;
     request.body_case = MOK__REQUEST__BODY_HELLO;
     request.hello = &body;
     int r = session_call(session, &request, MOK__REPLY__BODY_HELLO, 0, &answer);
@@ -158,7 +159,7 @@ _public_ int mok_session_open(const mok_session_options *options, mok_session **
     if (r == 0)
         r = control_open(o.socket_path, session->timeout_ms, on_event, session, &session->control);
     if (r == 0)
-        r = hello(session, o.job ? o.job : job);
+        r = hello(session, o.job ? o.job : job, o.weight);
     if (r < 0) {
         session_free(session);
         return r;

@@ -8,23 +8,38 @@
 
 /* ------------------------------------------------------------------ the object */
 
-static struct mokd_buffer *buffer_new(struct mokd_session *session, struct mokd_device *device,
-                                      struct mokd_member *member, uint32_t id, uint64_t bytes)
+/* Charged to the session's user, with its memory. */
+static int buffer_new(struct mokd_session *session, struct mokd_device *device, struct mokd_member *member, uint32_t id,
+                      uint64_t bytes, struct mokd_buffer **ret, struct mokd_error *error)
 {
-    struct mokd_buffer *buffer = calloc(1, sizeof(*buffer));
+    struct mokd_storage *storage;
 
-    if (!buffer)
-        return NULL;
+    int r = mokd_user_take(session->user, MOKD_BUFFERS, 1, error);
+    if (r < 0)
+        return r;
+    r = mokd_storage_charge(session->user, device, bytes, &storage, error);
+    if (r < 0) {
+        mokd_user_give(session->user, MOKD_BUFFERS, 1);
+        return r;
+    }
+    struct mokd_buffer *buffer = calloc(1, sizeof(*buffer));
+    if (!buffer) {
+        mokd_user_give(session->user, MOKD_BUFFERS, 1);
+        mokd_storage_release(storage);
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    }
     buffer->session = session;
     buffer->device = device;
     buffer->member = member;
     buffer->id = id;
     buffer->bytes = bytes;
+    buffer->storage = storage;
     TAILQ_INSERT_TAIL(&session->buffers, buffer, link);
     session->n_buffers++;
     if (member)
         TAILQ_INSERT_TAIL(&member->buffers, buffer, member_link);
-    return buffer;
+    *ret = buffer;
+    return 0;
 }
 
 /* No worker maps it any more. */
@@ -32,6 +47,7 @@ static void buffer_release(struct mokd_buffer *buffer)
 {
     TAILQ_REMOVE(&buffer->session->buffers, buffer, link);
     buffer->session->n_buffers--;
+    mokd_user_give(buffer->session->user, MOKD_BUFFERS, 1);
     if (buffer->member)
         TAILQ_REMOVE(&buffer->member->buffers, buffer, member_link);
     mokd_storage_release(buffer->storage);
@@ -46,16 +62,6 @@ struct mokd_buffer *mokd_buffer_of(const struct mokd_session *session, uint32_t 
         if (buffer->id == id)
             return buffer->ready && !buffer->going ? buffer : NULL;
     return NULL;
-}
-
-static int check_room(const struct mokd_session *session, struct mokd_error *error)
-{
-    uint32_t bound = session->user->limits->buffers;
-
-    if (session->n_buffers >= bound)
-        return mokd_error_set(error, -MOK_EQUOTA, "buffers: the session has %u, and may have %u", session->n_buffers,
-                              bound);
-    return 0;
 }
 
 static void hand_out(struct mokd_buffer *buffer, struct mokd_call *call)
@@ -174,22 +180,14 @@ static int private_begin(struct mokd_session *session, const Mok__BufferAlloc *r
 {
     struct mokd_server *server = session->server;
     struct mokd_device *device;
-    struct mokd_storage *storage;
+    struct mokd_buffer *buffer;
 
-    int r = mokd_device_find(server, request->device, &device, error);
+    int r = mokd_session_device(session, request->device, &device, error);
     if (r == 0)
-        r = check_room(session, error);
-    if (r == 0)
-        r = mokd_storage_charge(session->user, device, request->bytes, &storage, error);
+        r = buffer_new(session, device, NULL, mokd_server_next_id(server), request->bytes, &buffer, error);
     if (r < 0)
         return r;
-    struct mokd_buffer *buffer = buffer_new(session, device, NULL, mokd_server_next_id(server), request->bytes);
-    if (!buffer) {
-        mokd_storage_release(storage);
-        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
-    }
-    buffer->storage = storage;
-    r = mokd_storage_fill(&storage, 1, private_filled, buffer);
+    r = mokd_storage_fill(&buffer->storage, 1, private_filled, buffer);
     if (r < 0) {
         buffer_release(buffer);
         return mokd_error_set(error, r, "mokd is out of memory");
@@ -314,20 +312,8 @@ static void symmetric_filled(void *cookie, const struct mokd_error *error)
 static int symmetric_charge(struct symmetric *job, uint32_t rank, uint32_t id, uint64_t bytes, struct mokd_error *error)
 {
     struct mokd_member *member = job->group->member[rank];
-    struct mokd_storage *storage;
 
-    int r = check_room(member->session, error);
-    if (r == 0)
-        r = mokd_storage_charge(member->session->user, member->device, bytes, &storage, error);
-    if (r < 0)
-        return r;
-    job->rank[rank].buffer = buffer_new(member->session, member->device, member, id, bytes);
-    if (!job->rank[rank].buffer) {
-        mokd_storage_release(storage);
-        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
-    }
-    job->rank[rank].buffer->storage = storage;
-    return 0;
+    return buffer_new(member->session, member->device, member, id, bytes, &job->rank[rank].buffer, error);
 }
 
 static int symmetric_begin(struct symmetric *job, uint64_t bytes)

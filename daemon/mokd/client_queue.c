@@ -16,7 +16,7 @@
 static void uncharge(struct mokd_user *user, uint64_t bytes)
 {
     mokd_user_give_bytes(user, bytes);
-    mokd_user_give_descriptors(user, QUEUE_DESCRIPTORS);
+    mokd_user_give(user, MOKD_DESCRIPTORS, QUEUE_DESCRIPTORS);
 }
 
 /* The queue's memory, whose layout depends on its entries alone, and its descriptors. */
@@ -32,7 +32,7 @@ static int charge(struct mokd_user *user, uint32_t entries, uint64_t *ret_bytes,
     r = mokd_user_take_bytes(user, bytes, error);
     if (r < 0)
         return r;
-    r = mokd_user_take_descriptors(user, QUEUE_DESCRIPTORS, error);
+    r = mokd_user_take(user, MOKD_DESCRIPTORS, QUEUE_DESCRIPTORS, error);
     if (r < 0) {
         mokd_user_give_bytes(user, bytes);
         return r;
@@ -152,9 +152,9 @@ static void opened(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 static int check_open(struct mokd_session *session, const Mok__QueueOpen *request, struct mokd_device **ret_device,
                       struct mokd_error *error)
 {
-    uint32_t bound = session->user->limits->queue_entries;
+    uint32_t bound = session->user->limits.queue_entries;
 
-    int r = mokd_device_find(session->server, request->device, ret_device, error);
+    int r = mokd_session_device(session, request->device, ret_device, error);
     if (r < 0)
         return r;
     if (!mok_is_power_of_two(request->entries) || request->entries < MOK_RING_MIN_ENTRIES ||
@@ -195,6 +195,7 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
     }
     Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
     Mok__WorkerQueueOpen body = MOK__WORKER_QUEUE_OPEN__INIT;
+    Mok__WorkerShare share;
     int fds[] = { queue->ring.control_fd, queue->ring.submit_fd, queue->ring.inflight_fd, queue->ring.doorbell_fd };
     body.queue = queue->id;
     body.session = session->id;
@@ -202,6 +203,9 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
     body.submit_bytes = queue->ring.layout.submit_bytes;
     body.inflight_bytes = queue->ring.layout.inflight_bytes;
     body.uid = session->user->uid;
+    mokd_user_claim(session->user, &share);
+    body.share = &share;
+    body.weight = session->weight;
     message.body_case = MOK__WORKER_REQUEST__BODY_QUEUE_OPEN;
     message.queue_open = &body;
     queue->call = mokd_call_begin(session, id);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "config.h"
+#include "config_internal.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <pwd.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -16,65 +15,23 @@
 #include <ini.h>
 
 #include "kernels/layer.h"
-#include "mok/ring_abi.h"
 #include "names.h"
-
-/* inih's own line buffer; a longer line would reach it in pieces. */
-#define MAX_LINE 197
-
-enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_DEVICE };
-enum value_kind {
-    VALUE_U32,
-    VALUE_ENTRIES, /* of a queue: a power of two */
-    VALUE_SIZE,
-    VALUE_MODE,
-    VALUE_PATH,
-    VALUE_LEVEL,
-    VALUE_DEVICE_KIND,
-    VALUE_SHARING,
-};
-
-struct parser {
-    const char *path;
-    mokd_config_report report;
-    void *cookie;
-    FILE *file;
-    struct mokd_config *config;
-    unsigned line;
-    unsigned errors;
-    enum section section;
-    char section_text[MAX_LINE + 1];
-    uint32_t seen;   /* keys of this section, by index in its table */
-    bool expect_key; /* the line just handed to inih holds a key */
-    bool out_of_memory;
-    bool seen_daemon, seen_limits;
-};
-
-struct key {
-    const char *name;
-    enum value_kind kind;
-    size_t offset;
-    uint64_t min, max;
-};
 
 static const struct key daemon_keys[] = {
     { "socket", VALUE_PATH, offsetof(struct mokd_config, socket), 1, sizeof(((struct sockaddr_un *)0)->sun_path) - 1 },
     { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, socket_mode), 0600, 0777 },
+    { "admin_socket", VALUE_PATH, offsetof(struct mokd_config, admin_socket), 1,
+      sizeof(((struct sockaddr_un *)0)->sun_path) - 1 },
+    { "admin_socket_mode", VALUE_MODE, offsetof(struct mokd_config, admin_socket_mode), 0600, 0777 },
+    { "start_timeout", VALUE_U32, offsetof(struct mokd_config, start_timeout), 1, 86400 },
+    { "worker_timeout", VALUE_U32, offsetof(struct mokd_config, worker_timeout), 1, 3600 },
+    { "device_failure", VALUE_FAILURE, offsetof(struct mokd_config, device_failure), 0, 0 },
     { "log_level", VALUE_LEVEL, offsetof(struct mokd_config, log_level), 0, 0 },
     { "worker", VALUE_PATH, offsetof(struct mokd_config, worker), 1, MOKD_PATH_MAX - 1 },
     { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000 },
     { "sharing", VALUE_SHARING, offsetof(struct mokd_config, sharing), 0, 0 },
     { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
-};
-
-static const struct key limit_keys[] = {
-    { "bytes", VALUE_SIZE, offsetof(struct mokd_limits, bytes), 0, UINT64_MAX },
-    { "sessions", VALUE_U32, offsetof(struct mokd_limits, sessions), 1, 100000 },
-    { "groups", VALUE_U32, offsetof(struct mokd_limits, groups), 0, 100000 },
-    { "queue_entries", VALUE_ENTRIES, offsetof(struct mokd_limits, queue_entries), MOK_RING_MIN_ENTRIES,
-      MOK_RING_MAX_ENTRIES },
-    { "layers", VALUE_U32, offsetof(struct mokd_limits, layers), 0, 100000 },
-    { "buffers", VALUE_U32, offsetof(struct mokd_limits, buffers), 0, 100000 },
+    { "admin_group", VALUE_ADMIN_GROUP, 0, 0, 0 },
 };
 
 static const struct key device_keys[] = {
@@ -87,7 +44,7 @@ static const struct key device_keys[] = {
 
 /* ------------------------------------------------------------------ reporting */
 
-__attribute__((format(printf, 2, 3))) static void complain(struct parser *parser, const char *format, ...)
+void config_complain(struct parser *parser, const char *format, ...)
 {
     char what[512], sentence[1024];
     va_list arguments;
@@ -127,7 +84,7 @@ int mokd_parse_size(const char *text, uint64_t *ret)
     return 0;
 }
 
-static void *field(void *base, const struct key *key)
+void *config_field(void *base, const struct key *key)
 {
     return (char *)base + key->offset;
 }
@@ -139,29 +96,29 @@ static void set_number(struct parser *parser, const struct key *key, void *base,
     int r = mokd_parse_size(text, &value);
 
     if (r == -MOK_EARG || (!is_size && !isdigit((unsigned char)text[strlen(text) - 1]))) {
-        complain(parser, "[%s] %s = %s: not a number%s", parser->section_text, key->name, text,
+        config_complain(parser, "[%s] %s = %s: not a number%s", parser->section_text, key->name, text,
                  is_size ? " (bytes, or with a suffix K, M, G or T)" : "");
         return;
     }
     if (is_size && (r < 0 || value < key->min)) { /* the other bound is that of the type */
-        complain(parser, "[%s] %s = %s: must be at least %" PRIu64 "M and less than 2^64 bytes", parser->section_text,
+        config_complain(parser, "[%s] %s = %s: must be at least %" PRIu64 "M and less than 2^64 bytes", parser->section_text,
                  key->name, text, key->min >> 20);
         return;
     }
     if (r < 0 || value < key->min || value > key->max) {
-        complain(parser, "[%s] %s = %s: must be in %" PRIu64 "..%" PRIu64, parser->section_text, key->name, text,
+        config_complain(parser, "[%s] %s = %s: must be in %" PRIu64 "..%" PRIu64, parser->section_text, key->name, text,
                  key->min, key->max);
         return;
     }
     if (key->kind == VALUE_ENTRIES && (value & (value - 1)) != 0) {
-        complain(parser, "[%s] %s = %s: must be a power of two in %" PRIu64 "..%" PRIu64, parser->section_text,
+        config_complain(parser, "[%s] %s = %s: must be a power of two in %" PRIu64 "..%" PRIu64, parser->section_text,
                  key->name, text, key->min, key->max);
         return;
     }
-    if (is_size)
-        *(uint64_t *)field(base, key) = value;
+    if (is_size || key->kind == VALUE_COUNT)
+        *(uint64_t *)config_field(base, key) = value;
     else
-        *(uint32_t *)field(base, key) = (uint32_t)value;
+        *(uint32_t *)config_field(base, key) = (uint32_t)value;
 }
 
 static void set_mode(struct parser *parser, const struct key *key, void *base, const char *text)
@@ -170,11 +127,11 @@ static void set_mode(struct parser *parser, const struct key *key, void *base, c
     unsigned long mode = strtoul(text, &end, 8);
 
     if (!isdigit((unsigned char)*text) || *end || mode < key->min || mode > key->max) {
-        complain(parser, "[%s] %s = %s: must be an octal mode in 0%o..0%o", parser->section_text, key->name, text,
+        config_complain(parser, "[%s] %s = %s: must be an octal mode in 0%o..0%o", parser->section_text, key->name, text,
                  (unsigned)key->min, (unsigned)key->max);
         return;
     }
-    *(uint32_t *)field(base, key) = (uint32_t)mode;
+    *(uint32_t *)config_field(base, key) = (uint32_t)mode;
 }
 
 static void set_path(struct parser *parser, const struct key *key, void *base, const char *text)
@@ -182,15 +139,15 @@ static void set_path(struct parser *parser, const struct key *key, void *base, c
     size_t length = strlen(text);
 
     if (text[0] != '/') {
-        complain(parser, "[%s] %s = %s: must be an absolute path", parser->section_text, key->name, text);
+        config_complain(parser, "[%s] %s = %s: must be an absolute path", parser->section_text, key->name, text);
         return;
     }
     if (length > key->max) {
-        complain(parser, "[%s] %s = %s: %zu bytes long, at most %" PRIu64, parser->section_text, key->name, text,
+        config_complain(parser, "[%s] %s = %s: %zu bytes long, at most %" PRIu64, parser->section_text, key->name, text,
                  length, key->max);
         return;
     }
-    memcpy(field(base, key), text, length + 1);
+    memcpy(config_field(base, key), text, length + 1);
 }
 
 /* Asks the planner, not the engines: mokd links none, so that it touches no device and starts no thread of theirs. */
@@ -214,23 +171,44 @@ static void set_device_kind(struct parser *parser, const struct key *key, void *
         if (strcmp(text, mok_device_kind_text(kinds[i])) != 0)
             continue;
         if (!has_engine(kinds[i]))
-            complain(parser, "[%s] kind = %s: this build of mokd has no %s engine", parser->section_text, text, text);
-        *(uint32_t *)field(base, key) = kinds[i];
+            config_complain(parser, "[%s] kind = %s: this build of mokd has no %s engine", parser->section_text, text, text);
+        *(uint32_t *)config_field(base, key) = kinds[i];
         return;
     }
-    complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
+    config_complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
+}
+
+static const char *const sharing_words[] = { [MOKD_SHARING_SLICES] = "slices", [MOKD_SHARING_MPS] = "mps", NULL };
+static const char *const failure_words[] = { [MOKD_FAILURE_SERVE] = "serve", [MOKD_FAILURE_EXIT] = "exit", NULL };
+
+/* One of some words, by its place among them. */
+static void set_choice(struct parser *parser, const struct key *key, void *base, const char *text,
+                       const char *const *words)
+{
+    char list[128] = "";
+    size_t used = 0;
+
+    for (uint32_t i = 0; words[i]; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            *(uint32_t *)config_field(base, key) = i;
+            return;
+        }
+        used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i == 0 ? "" : " or ", words[i]);
+    }
+    config_complain(parser, "[%s] %s = %s: must be %s", parser->section_text, key->name, text, list);
 }
 
 static void set_value(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     if (!*text) {
-        complain(parser, "[%s] %s: has no value", parser->section_text, key->name);
+        config_complain(parser, "[%s] %s: has no value", parser->section_text, key->name);
         return;
     }
     switch (key->kind) {
     case VALUE_U32:
     case VALUE_ENTRIES:
     case VALUE_SIZE:
+    case VALUE_COUNT:
         set_number(parser, key, base, text);
         return;
     case VALUE_MODE:
@@ -243,16 +221,30 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
         set_device_kind(parser, key, base, text);
         return;
     case VALUE_SHARING:
-        if (strcmp(text, "slices") == 0)
-            *(uint32_t *)field(base, key) = MOKD_SHARING_SLICES;
-        else if (strcmp(text, "mps") == 0)
-            *(uint32_t *)field(base, key) = MOKD_SHARING_MPS;
-        else
-            complain(parser, "[%s] %s = %s: must be slices or mps", parser->section_text, key->name, text);
+        set_choice(parser, key, base, text, sharing_words);
+        return;
+    case VALUE_FAILURE:
+        set_choice(parser, key, base, text, failure_words);
+        return;
+    case VALUE_PRIORITY:
+        config_set_priority(parser, key, base, text);
+        return;
+    case VALUE_BOOL:
+        if (strcmp(text, "yes") != 0 && strcmp(text, "no") != 0)
+            config_complain(parser, "[%s] %s = %s: must be yes or no", parser->section_text, key->name, text);
+        *(uint32_t *)config_field(base, key) = strcmp(text, "yes") == 0;
+        return;
+    case VALUE_DEVICES:
+        config_keep_devices(parser, text);
+        return;
+    case VALUE_ADMIN_GROUP:
+        parser->config->has_admin_group = config_group_to_gid(text, &parser->config->admin_gid);
+        if (!parser->config->has_admin_group)
+            config_complain(parser, "[%s] %s = %s: this machine knows no such group", parser->section_text, key->name, text);
         return;
     case VALUE_LEVEL:
-        if (mok_log_level_parse(text, (enum mok_log_level *)field(base, key)) < 0)
-            complain(parser, "[%s] %s = %s: must be error, warning, notice, info or debug", parser->section_text,
+        if (mok_log_level_parse(text, (enum mok_log_level *)config_field(base, key)) < 0)
+            config_complain(parser, "[%s] %s = %s: must be error, warning, notice, info or debug", parser->section_text,
                      key->name, text);
         return;
     }
@@ -260,7 +252,7 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
 
 /* ------------------------------------------------------------------ sections */
 
-static void *grow(struct parser *parser, void *array, size_t count, size_t size)
+void *config_grow(struct parser *parser, void *array, size_t count, size_t size)
 {
     void *larger = reallocarray(array, count + 1, size);
     if (!larger) {
@@ -276,21 +268,21 @@ static enum section begin_device(struct parser *parser, const char *name)
     struct mokd_config *config = parser->config;
 
     if (!mok_name_is_valid(name)) {
-        complain(parser, "[%s]: a device's name has 1..%d of the characters A-Z a-z 0-9 . _ -", parser->section_text,
+        config_complain(parser, "[%s]: a device's name has 1..%d of the characters A-Z a-z 0-9 . _ -", parser->section_text,
                  MOK_MAX_NAME);
         return SECTION_BAD;
     }
     for (size_t i = 0; i < config->n_devices; i++) {
         if (strcmp(config->devices[i].name, name) == 0) {
-            complain(parser, "[%s]: the device is there twice", parser->section_text);
+            config_complain(parser, "[%s]: the device is there twice", parser->section_text);
             return SECTION_BAD;
         }
     }
     if (config->n_devices == MOK_MAX_DEVICES) {
-        complain(parser, "[%s]: at most %u devices", parser->section_text, MOK_MAX_DEVICES);
+        config_complain(parser, "[%s]: at most %u devices", parser->section_text, MOK_MAX_DEVICES);
         return SECTION_BAD;
     }
-    struct mokd_device_config *devices = grow(parser, config->devices, config->n_devices, sizeof(*devices));
+    struct mokd_device_config *devices = config_grow(parser, config->devices, config->n_devices, sizeof(*devices));
     if (!devices)
         return SECTION_BAD;
     config->devices = devices;
@@ -300,51 +292,10 @@ static enum section begin_device(struct parser *parser, const char *name)
     return SECTION_DEVICE;
 }
 
-static bool user_to_uid(const char *name, uid_t *ret)
-{
-    char *end;
-    unsigned long number = strtoul(name, &end, 10);
-
-    if (isdigit((unsigned char)*name) && !*end && number < UINT32_MAX) {
-        *ret = (uid_t)number;
-        return true;
-    }
-    const struct passwd *entry = getpwnam(name);
-    if (!entry)
-        return false;
-    *ret = entry->pw_uid;
-    return true;
-}
-
-static enum section begin_user(struct parser *parser, const char *name)
-{
-    struct mokd_config *config = parser->config;
-    uid_t uid;
-
-    if (!*name || strlen(name) > MOK_MAX_NAME || !user_to_uid(name, &uid)) {
-        complain(parser, "[%s]: this machine knows no such user", parser->section_text);
-        return SECTION_BAD;
-    }
-    for (size_t i = 0; i < config->n_users; i++) {
-        if (config->users[i].uid == uid) {
-            complain(parser, "[%s]: the user is there twice", parser->section_text);
-            return SECTION_BAD;
-        }
-    }
-    struct mokd_user_config *users = grow(parser, config->users, config->n_users, sizeof(*users));
-    if (!users)
-        return SECTION_BAD;
-    config->users = users;
-    struct mokd_user_config *user = &users[config->n_users++];
-    user->uid = uid;
-    memcpy(user->name, name, strlen(name) + 1);
-    return SECTION_USER;
-}
-
 static enum section begin_once(struct parser *parser, bool *seen, enum section section)
 {
     if (*seen) {
-        complain(parser, "[%s]: the section is there twice", parser->section_text);
+        config_complain(parser, "[%s]: the section is there twice", parser->section_text);
         return SECTION_BAD;
     }
     *seen = true;
@@ -363,8 +314,11 @@ static enum section begin_section(struct parser *parser)
     if (strncmp(text, "device ", 7) == 0)
         return begin_device(parser, text + 7 + strspn(text + 7, " \t"));
     if (strncmp(text, "user ", 5) == 0)
-        return begin_user(parser, text + 5 + strspn(text + 5, " \t"));
-    complain(parser, "[%s]: unknown section; known are [daemon], [limits], [user NAME] and [device NAME]", text);
+        return config_begin_tenant(parser, text + 5 + strspn(text + 5, " \t"), SECTION_USER);
+    if (strncmp(text, "group ", 6) == 0)
+        return config_begin_tenant(parser, text + 6 + strspn(text + 6, " \t"), SECTION_GROUP);
+    config_complain(parser, "[%s]: unknown section; known are [daemon], [limits], [user NAME], [group NAME] and [device NAME]",
+             text);
     return SECTION_BAD;
 }
 
@@ -380,13 +334,17 @@ static const struct key *section_keys(const struct parser *parser, size_t *ret_c
         *ret_base = config;
         return daemon_keys;
     case SECTION_LIMITS:
-        *ret_count = ARRAY_SIZE(limit_keys);
+        *ret_count = CONFIG_LIMIT_KEYS;
         *ret_base = &config->limits;
-        return limit_keys;
+        return config_limit_keys;
     case SECTION_USER:
-        *ret_count = ARRAY_SIZE(limit_keys);
+        *ret_count = CONFIG_LIMIT_KEYS;
         *ret_base = &config->users[config->n_users - 1].limits;
-        return limit_keys;
+        return config_limit_keys;
+    case SECTION_GROUP:
+        *ret_count = CONFIG_LIMIT_KEYS;
+        *ret_base = &config->groups[config->n_groups - 1].limits;
+        return config_limit_keys;
     case SECTION_DEVICE:
         *ret_count = ARRAY_SIZE(device_keys);
         *ret_base = &config->devices[config->n_devices - 1];
@@ -408,7 +366,7 @@ static int take_key(void *cookie, const char *section, const char *name, const c
     (void)section;
     parser->expect_key = false;
     if (parser->section == SECTION_NONE)
-        complain(parser, "%s = %s: stands before the first section", name, value);
+        config_complain(parser, "%s = %s: stands before the first section", name, value);
     const struct key *keys = section_keys(parser, &count, &base);
     if (!keys)
         return 1;
@@ -416,16 +374,18 @@ static int take_key(void *cookie, const char *section, const char *name, const c
         if (strcmp(keys[i].name, name) != 0)
             continue;
         if (parser->seen & (1u << i)) {
-            complain(parser, "[%s] %s = %s: the key is there twice", parser->section_text, name, value);
+            config_complain(parser, "[%s] %s = %s: the key is there twice", parser->section_text, name, value);
             return 1;
         }
         parser->seen |= 1u << i;
         if (parser->section == SECTION_USER)
             parser->config->users[parser->config->n_users - 1].given |= 1u << i;
+        if (parser->section == SECTION_GROUP)
+            parser->config->groups[parser->config->n_groups - 1].given |= 1u << i;
         set_value(parser, &keys[i], base, value);
         return 1;
     }
-    complain(parser, "[%s] %s = %s: unknown key", parser->section_text, name, value);
+    config_complain(parser, "[%s] %s = %s: unknown key", parser->section_text, name, value);
     return 1;
 }
 
@@ -433,7 +393,7 @@ static int take_key(void *cookie, const char *section, const char *name, const c
 static void check_last_line(struct parser *parser)
 {
     if (parser->expect_key)
-        complain(parser, "neither a [section] nor a key = value");
+        config_complain(parser, "neither a [section] nor a key = value");
     parser->expect_key = false;
 }
 
@@ -442,7 +402,7 @@ static void take_section_line(struct parser *parser, const char *line)
     const char *end = strchr(line, ']');
 
     if (!end) {
-        complain(parser, "a section's name ends with ]");
+        config_complain(parser, "a section's name ends with ]");
         parser->section = SECTION_BAD;
         return;
     }
@@ -459,8 +419,8 @@ static char *read_line(char *buffer, int size, void *cookie)
     if (!fgets(buffer, size, parser->file))
         return NULL;
     parser->line++;
-    if (!strchr(buffer, '\n') && strlen(buffer) > MAX_LINE) {
-        complain(parser, "the line is longer than %d bytes", MAX_LINE);
+    if (!strchr(buffer, '\n') && strlen(buffer) > CONFIG_MAX_LINE) {
+        config_complain(parser, "the line is longer than %d bytes", CONFIG_MAX_LINE);
         for (int c = fgetc(parser->file); c != EOF && c != '\n'; c = fgetc(parser->file))
             ;
         buffer[0] = '\0';
@@ -475,20 +435,6 @@ static char *read_line(char *buffer, int size, void *cookie)
 }
 
 /* ------------------------------------------------------------------ the whole */
-
-static void fill_user_limits(struct mokd_config *config)
-{
-    for (size_t i = 0; i < config->n_users; i++) {
-        struct mokd_limits merged = config->limits;
-        for (size_t k = 0; k < ARRAY_SIZE(limit_keys); k++) {
-            size_t offset = limit_keys[k].offset;
-            size_t size = limit_keys[k].kind == VALUE_SIZE ? sizeof(uint64_t) : sizeof(uint32_t);
-            if (config->users[i].given & (1u << k))
-                memcpy((char *)&merged + offset, (char *)&config->users[i].limits + offset, size);
-        }
-        config->users[i].limits = merged;
-    }
-}
 
 /* Devices that name no memory share half of the machine's. */
 static void fill_device_memory(struct mokd_config *config)
@@ -512,15 +458,15 @@ static void check_whole(struct parser *parser)
 
     parser->line = 0;
     if (config->sharing == MOKD_SHARING_MPS && !config->mps_pipe[0])
-        complain(parser, "[daemon] sharing = mps: mps_pipe is missing, the directory of the MPS control daemon's pipes");
+        config_complain(parser, "[daemon] sharing = mps: mps_pipe is missing, the directory of the MPS control daemon's pipes");
     if (config->sharing != MOKD_SHARING_MPS && config->mps_pipe[0])
-        complain(parser, "[daemon] mps_pipe = %s: has no meaning without sharing = mps", config->mps_pipe);
+        config_complain(parser, "[daemon] mps_pipe = %s: has no meaning without sharing = mps", config->mps_pipe);
     if (config->n_devices == 0)
-        complain(parser, "no [device NAME] section: mokd needs at least one device");
+        config_complain(parser, "no [device NAME] section: mokd needs at least one device");
     for (size_t i = 0; i < config->n_devices; i++) {
         struct mokd_device_config *device = &config->devices[i];
         if (device->kind == MOK_DEVICE_CUDA && device->memory == 0)
-            complain(parser, "[device %s] memory: missing; say how much of the GPU's memory mokd may hand out",
+            config_complain(parser, "[device %s] memory: missing; say how much of the GPU's memory mokd may hand out",
                      device->name);
         if (device->kind == MOK_DEVICE_HOST && device->threads == 0)
             device->threads = 1;
@@ -533,14 +479,20 @@ static void set_defaults(struct mokd_config *config)
 {
     *config = (struct mokd_config){
         .socket_mode = 0666,
+        .admin_socket_mode = 0600,
+        .start_timeout = 300,
+        .worker_timeout = 10,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
-        .limits = { .bytes = UINT64_MAX,
-                    .sessions = 64,
-                    .groups = 64,
+        .limits = { .of = { [MOKD_BYTES] = MOKD_NO_LIMIT,
+                            [MOKD_SESSIONS] = 64,
+                            [MOKD_GROUPS] = 1024,
+                            [MOKD_LAYERS] = 16384,
+                            [MOKD_BUFFERS] = 65536,
+                            [MOKD_DESCRIPTORS] = MOKD_NO_LIMIT },
                     .queue_entries = 1024,
-                    .layers = 1024,
-                    .buffers = 4096 },
+                    .weight = 1,
+                    .devices = UINT64_MAX },
     };
 }
 
@@ -555,11 +507,11 @@ int mokd_config_load(const char *path, mokd_config_report report, void *cookie, 
     parser.file = fopen(path, "re");
     if (!parser.file) {
         int error = errno;
-        complain(&parser, "cannot be read: %s", strerror(error));
+        config_complain(&parser, "cannot be read: %s", strerror(error));
         return error == ENOENT ? -MOK_ENOENT : error == EACCES ? -MOK_EACCESS : -MOK_EIO;
     }
     if (fstat(fileno(parser.file), &about) < 0 || !S_ISREG(about.st_mode) || about.st_size > MAX_CONFIG_BYTES) {
-        complain(&parser, "is no regular file of at most %d bytes", MAX_CONFIG_BYTES);
+        config_complain(&parser, "is no regular file of at most %d bytes", MAX_CONFIG_BYTES);
         fclose(parser.file);
         mokd_config_release(&config);
         return -MOK_EARG;
@@ -567,16 +519,17 @@ int mokd_config_load(const char *path, mokd_config_report report, void *cookie, 
     ini_parse_stream(read_line, &parser, take_key, &parser);
     check_last_line(&parser);
     if (ferror(parser.file))
-        complain(&parser, "cannot be read to its end");
+        config_complain(&parser, "cannot be read to its end");
     fclose(parser.file);
     check_whole(&parser);
-    if (parser.out_of_memory)
-        complain(&parser, "out of memory");
+    config_resolve_devices(&parser);
+    config.path = strdup(path);
+    if (parser.out_of_memory || !config.path)
+        config_complain(&parser, "out of memory");
     if (parser.errors > 0) {
         mokd_config_release(&config);
         return -MOK_EARG;
     }
-    fill_user_limits(&config);
     fill_device_memory(&config);
     *ret = config;
     return 0;
@@ -584,17 +537,17 @@ int mokd_config_load(const char *path, mokd_config_report report, void *cookie, 
 
 void mokd_config_release(struct mokd_config *config)
 {
-    free(config->users);
-    free(config->devices);
-    config->users = NULL;
-    config->devices = NULL;
-    config->n_users = config->n_devices = 0;
-}
-
-const struct mokd_limits *mokd_config_limits(const struct mokd_config *config, uid_t uid)
-{
     for (size_t i = 0; i < config->n_users; i++)
-        if (config->users[i].uid == uid)
-            return &config->users[i].limits;
-    return &config->limits;
+        free(config->users[i].devices);
+    for (size_t i = 0; i < config->n_groups; i++)
+        free(config->groups[i].devices);
+    free(config->limits_devices);
+    free(config->users);
+    free(config->groups);
+    free(config->devices);
+    free(config->path);
+    config->users = config->groups = NULL;
+    config->devices = NULL;
+    config->limits_devices = config->path = NULL;
+    config->n_users = config->n_groups = config->n_devices = 0;
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The configuration file: INI, read once at start, never written. deploy/mokd.conf.sample documents every key.
+ * The configuration file: INI, read at start and on SIGHUP, never written. deploy/mokd.conf.sample documents every key.
  * Nothing is guessed: an unknown section or key, a value out of its bounds or a thing said twice is an error.
  */
 #ifndef MOKD_CONFIG_H
 #define MOKD_CONFIG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -16,22 +17,37 @@
 #define MOKD_DEFAULT_RUNTIME_DIR "/run/mok"
 #define MOKD_SOCKET_NAME "mokd.sock"
 #define MOKD_PATH_MAX 256
+/* What the administrator's socket is called beside a client socket NAME.sock or NAME. */
+#define MOKD_ADMIN_SUFFIX "-admin.sock"
 
-/* What a user, or a session of his, may have at once. */
+/* What is counted, of a user over all his sessions, and of the members of a Unix group together. */
+enum mokd_resource {
+    MOKD_BYTES, /* on all devices */
+    MOKD_SESSIONS,
+    MOKD_GROUPS, /* ranks of groups */
+    MOKD_LAYERS,
+    MOKD_BUFFERS,
+    MOKD_DESCRIPTORS, /* of mokd's, by buffers, layers and queues */
+    MOKD_RESOURCES,
+};
+#define MOKD_NO_LIMIT UINT64_MAX
+
 struct mokd_limits {
-    uint64_t bytes;         /* of the user, over all devices */
-    uint32_t sessions;      /* of the user */
-    uint32_t groups;        /* memberships of a session */
+    uint64_t of[MOKD_RESOURCES];
     uint32_t queue_entries; /* of a queue */
-    uint32_t layers;        /* of a session */
-    uint32_t buffers;       /* of a session */
+    uint32_t weight;        /* against other users, 1..MOK_MAX_WEIGHT */
+    uint32_t priority;      /* enum mok_priority */
+    uint32_t exclusive;     /* 1: he may ask for devices of his own */
+    uint64_t devices;       /* bit i: he may use device i */
 };
 
-struct mokd_user_config {
-    uid_t uid;
-    struct mokd_limits limits; /* complete: defaults are filled in */
-    uint32_t given;            /* which of them the file says; of use to the parser alone */
+/* A section about a user or a Unix group. */
+struct mokd_tenant_config {
+    uint32_t id; /* uid or gid */
+    uint32_t given; /* which keys it has: mokd_limit_is_given */
+    struct mokd_limits limits;
     char name[MOK_MAX_NAME + 1];
+    char *devices; /* as written, of use to the parser alone */
 };
 
 struct mokd_device_config {
@@ -49,17 +65,31 @@ enum mokd_sharing {
     MOKD_SHARING_MPS = 1,    /* at once, through an MPS control daemon; a fault of one ends all on that GPU */
 };
 
+/* What becomes of a start with a device that fails for good. */
+enum mokd_failure {
+    MOKD_FAILURE_SERVE = 0, /* the others are served */
+    MOKD_FAILURE_EXIT = 1,
+};
+
 struct mokd_config {
+    char *path; /* where it was read */
     char socket[MOKD_PATH_MAX]; /* "": MOKD_SOCKET_NAME in the runtime directory */
+    char admin_socket[MOKD_PATH_MAX]; /* "": beside the other one, by MOKD_ADMIN_SUFFIX */
     char worker[MOKD_PATH_MAX]; /* "": found beside mokd */
-    uint32_t socket_mode;
+    uint32_t socket_mode, admin_socket_mode;
+    uint32_t start_timeout;  /* s, of a device's first start */
+    uint32_t worker_timeout; /* s that a worker may stand still */
+    uint32_t device_failure; /* enum mokd_failure */
     enum mok_log_level log_level;
     uint32_t poll_us;
     uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
     char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
-    struct mokd_limits limits;
-    struct mokd_user_config *users;
-    size_t n_users;
+    uint32_t has_admin_group;
+    gid_t admin_gid;
+    struct mokd_limits limits; /* whoever has no section */
+    char *limits_devices;
+    struct mokd_tenant_config *users, *groups;
+    size_t n_users, n_groups;
     struct mokd_device_config *devices;
     size_t n_devices;
 };
@@ -74,8 +104,22 @@ typedef void (*mokd_config_report)(void *cookie, const char *sentence);
 int mokd_config_load(const char *path, mokd_config_report report, void *cookie, struct mokd_config *ret);
 void mokd_config_release(struct mokd_config *config);
 
-/* The limits that hold for a user. */
-const struct mokd_limits *mokd_config_limits(const struct mokd_config *config, uid_t uid);
+/* Sections by number; NULL: there is none. */
+const struct mokd_tenant_config *mokd_config_user(const struct mokd_config *config, uid_t uid);
+const struct mokd_tenant_config *mokd_config_group(const struct mokd_config *config, gid_t gid);
+/* Whether a section says something about a resource; "bytes" and the like. */
+bool mokd_config_gives(const struct mokd_tenant_config *tenant, enum mokd_resource resource);
+const char *mokd_resource_text(enum mokd_resource resource);
+
+/*
+ * What holds for a user who is in these Unix groups: his own section before those of his groups, the first in the file
+ * first, before [limits]. What a group's section says about something counted binds its members together, and is not
+ * in here.
+ */
+void mokd_config_limits(const struct mokd_config *config, uid_t uid, const gid_t *gids, size_t n_gids,
+                        struct mokd_limits *ret);
+/* "low", "normal", "high". */
+const char *mokd_priority_text(uint32_t priority);
 
 /* "512", "64K", "2M", "3G", "1T" to bytes; -MOK_EARG for anything else, -MOK_ERANGE beyond 64 bits. */
 int mokd_parse_size(const char *text, uint64_t *ret);

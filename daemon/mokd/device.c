@@ -14,7 +14,8 @@
 #include "timer.h"
 
 #define TICK_MS 1000u
-#define START_TIMEOUT_MS 60000u
+/* A gap between two ticks longer than this means that mokd, or the whole machine, did not run. */
+#define STALL_NS UINT64_C(3000000000)
 #define STOP_TIMEOUT_MS 3000u
 /* A worker that was up this long has proved that it can live: the next one starts at once. */
 #define GOOD_LIFE_NS 1000000000ull
@@ -52,7 +53,7 @@ static void started(void *cookie, uint32_t tag, const struct mokd_answer *answer
         memcpy(device->uuid, about->uuid.data, sizeof(device->uuid));
     device->was_up = true;
     device->state = MOKD_DEVICE_UP;
-    device->up_ns = mok_now_ns();
+    device->up_ns = device->beat_ns = mok_now_ns();
     device->reason[0] = '\0';
     mok_log(MOK_LOG_INFO, "device", "up", "device=%s pid=%u units=%u restarts=%u", name_of(device),
             mokd_worker_pid(device->worker), device->units, device->restarts);
@@ -71,9 +72,19 @@ static void send_start(struct mokd_device *device)
     start.cuda_device = 0; /* the only one that it sees */
     start.mps = device->server->config->sharing == MOKD_SHARING_MPS;
     start.chaos_delay_us = device->config->chaos_delay_us;
+    start.stats_bytes = sizeof(struct mok_stats);
     request.body_case = MOK__WORKER_REQUEST__BODY_START;
     request.start = &start;
-    mokd_device_send(device, &request, &device->bell, 1, START_TIMEOUT_MS, started, device, 0);
+    const int fds[] = { device->bell, device->stats.fd };
+    mokd_device_send(device, &request, fds, ARRAY_SIZE(fds), device->server->config->start_timeout * UINT64_C(1000),
+                     started, device, 0);
+}
+
+/* Of the dispatcher, over all workers that the device has had. */
+static uint64_t rounds_of(const struct mokd_device *device)
+{
+    const struct mok_stats *stats = mokd_stats_page_read(&device->stats);
+    return stats ? mok_stats_get(&stats->rounds) : 0;
 }
 
 /* What mokd lacks says nothing about the device. */
@@ -101,6 +112,8 @@ static void spawn(struct mokd_device *device)
     struct mokd_error error = { 0 };
 
     device->state = MOKD_DEVICE_STARTING;
+    device->spawned_ns = mok_now_ns();
+    device->beat_base = device->beat_seen = rounds_of(device);
     mokd_reserve_close(device->server);
     int r = mokd_worker_spawn(device, device->worker_path, &device->worker, &error);
     mokd_reserve_open(device->server);
@@ -184,15 +197,51 @@ void mokd_device_refresh(struct mokd_device *device)
 
     request.body_case = MOK__WORKER_REQUEST__BODY_PING;
     request.ping = &ping;
-    mokd_device_send(device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, pinged, device, 0);
+    mokd_device_send(device, &request, NULL, 0, mokd_device_patience_ns(device) / 1000000u, pinged, device, 0);
 }
 
-/* Whatever request is under way says as well as a ping that the worker lives. */
+uint64_t mokd_device_patience_ns(const struct mokd_device *device)
+{
+    return device->server->config->worker_timeout * UINT64_C(1000000000);
+}
+
+/*
+ * The dispatcher never waits for long, unlike the control thread, which may have minutes for a request. One that sleeps
+ * counts when it is woken, so it is woken before it is judged. A worker that never counted does not know of this.
+ */
+static void feel_pulse(struct mokd_device *device, uint64_t now)
+{
+    uint64_t beat = rounds_of(device), one = 1;
+    char text[96];
+
+    if (beat != device->beat_seen || now - device->ticked_ns > STALL_NS) {
+        device->beat_seen = beat;
+        device->beat_ns = now;
+        return;
+    }
+    if (beat == device->beat_base) {
+        device->beat_ns = now;
+        return;
+    }
+    if (now - device->beat_ns > mokd_device_patience_ns(device)) {
+        snprintf(text, sizeof(text), "stood still for %u s", device->server->config->worker_timeout);
+        mokd_worker_kill(device->worker, text);
+        return;
+    }
+    ssize_t n = write(device->bell, &one, sizeof(one)); /* full: it rings already */
+    (void)n;
+}
+
+/* Whatever request is under way says as well as a ping that the control thread lives. */
 static void tick(uv_timer_t *timer)
 {
     struct mokd_device *device = timer->data;
+    uint64_t now = mok_now_ns();
 
     mokd_reserve_open(device->server);
+    if (device->worker && device->state == MOKD_DEVICE_UP)
+        feel_pulse(device, now);
+    device->ticked_ns = now;
     if (!device->worker)
         return;
     mokd_worker_check(device->worker);
@@ -243,6 +292,10 @@ void mokd_device_worker_gone(struct mokd_device *device, const char *reason)
     struct mokd_server *server = device->server;
     char text[MOKD_TEXT_MAX + 64];
 
+    /* One that took all of start_timeout would do so again, and again. */
+    if (device->state == MOKD_DEVICE_STARTING && !device->was_up &&
+        mok_now_ns() - device->spawned_ns >= server->config->start_timeout * UINT64_C(1000000000))
+        device->hopeless = true;
     device->worker = NULL;
     device->state = MOKD_DEVICE_RESTING;
     device->ops_done += device->latest.ops_done;
@@ -319,9 +372,13 @@ int mokd_device_new(struct mokd_server *server, uint32_t index, const char *work
     device->units = device->config->threads;
     device->latest = (Mok__WorkerStats)MOK__WORKER_STATS__INIT;
     TAILQ_INIT(&device->queues);
+    device->stats = (struct mokd_stats_page)MOKD_STATS_PAGE_INIT;
     device->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (device->bell < 0) {
-        int r = errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO;
+    int r = device->bell >= 0 ? 0 : errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO;
+    if (r == 0)
+        r = mokd_stats_page_open(&device->stats);
+    if (r < 0) {
+        mok_close(device->bell);
         free(device);
         return r;
     }
@@ -341,6 +398,7 @@ void mokd_device_close_handles(struct mokd_device *device)
 
 void mokd_device_free(struct mokd_device *device)
 {
+    mokd_stats_page_close(&device->stats);
     mok_close(device->bell);
     free(device);
 }

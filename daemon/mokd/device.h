@@ -16,6 +16,7 @@
 #ifndef MOKD_DEVICE_H
 #define MOKD_DEVICE_H
 
+#include "stats_page.h"
 #include "worker_process.h"
 
 struct mokd_queue;
@@ -30,12 +31,16 @@ struct mokd_device {
     enum mokd_device_state state;
     char reason[MOKD_TEXT_MAX]; /* why it is not up */
     int bell;                   /* eventfd that rings its worker, whichever that is */
+    struct mokd_stats_page stats;
     uint32_t units;             /* threads or SMs */
     uint8_t uuid[16];           /* cuda: the GPU, once it has been up */
     struct mokd_worker *worker; /* NULL: none */
     struct mokd_timer *respawn;
     uv_timer_t tick;
     uint64_t up_ns;
+    uint64_t spawned_ns, ticked_ns;
+    uint64_t beat_base;          /* what a worker before this one had counted to */
+    uint64_t beat_seen, beat_ns; /* the count at the last look, and when it was last seen to have moved */
     bool was_up;
     bool hopeless; /* the worker that dies now has said why no other would do better */
     bool starved;  /* the last start failed for what mokd lacks: that counts as no life */
@@ -48,7 +53,8 @@ struct mokd_device {
     Mok__WorkerStats latest;              /* of the living one */
 };
 
-/* Time that a worker has for a request. Mapping may touch all of the memory; dropping waits for what still runs. */
+/* Time that a worker has for a request that takes longer than any other ([daemon] worker_timeout is for those): mapping
+ * may touch all of the memory; dropping waits for what still runs. */
 #define MOKD_WORKER_TIMEOUT_MS 10000u
 #define MOKD_WORKER_MAP_TIMEOUT_MS 120000u
 #define MOKD_WORKER_DROP_TIMEOUT_MS 60000u
@@ -74,6 +80,9 @@ void mokd_device_send(struct mokd_device *device, Mok__WorkerRequest *request, c
 
 /* Asks the worker what it has done so far, ahead of any later request. Happens every second anyway. */
 void mokd_device_refresh(struct mokd_device *device);
+
+/* How long a worker may stand still before it is replaced. */
+uint64_t mokd_device_patience_ns(const struct mokd_device *device);
 
 void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret); /* borrows the device's strings */
 

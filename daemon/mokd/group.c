@@ -81,6 +81,7 @@ static void member_free(struct mokd_member *member)
     group->joined--;
     TAILQ_REMOVE(&member->session->members, member, link);
     member->session->n_members--;
+    mokd_user_give(member->session->user, MOKD_GROUPS, 1);
     free(member);
     mokd_group_collect(group);
 }
@@ -388,7 +389,6 @@ static void open_group(struct mokd_group *group)
         body.size = group->size;
         body.rank = rank;
         body.name = group->name;
-        body.weight = 1;
         request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_OPEN;
         request.group_open = &body;
         mokd_gather_send(&group->gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
@@ -420,7 +420,6 @@ static void join_overdue(void *cookie)
 static int check_request(const struct mokd_session *session, const Mok__GroupJoin *request,
                          struct mokd_device **ret_device, struct mokd_error *error)
 {
-    uint32_t bound = session->user->limits->groups;
     size_t devices = session->server->n_devices;
     char clean[MOK_MAX_NAME + 2];
 
@@ -434,10 +433,7 @@ static int check_request(const struct mokd_session *session, const Mok__GroupJoi
                               request->size, devices);
     if (request->rank >= request->size)
         return mokd_error_set(error, -MOK_ERANK, "rank = %u: must be in 0..%u", request->rank, request->size - 1);
-    if (session->n_members >= bound)
-        return mokd_error_set(error, -MOK_EQUOTA, "groups: the session is in %u, and may be in %u", session->n_members,
-                              bound);
-    return mokd_device_find(session->server, request->device, ret_device, error);
+    return mokd_session_device(session, request->device, ret_device, error);
 }
 
 static struct mokd_group *find_by_name(const struct mokd_session *session, const char *name)
@@ -487,7 +483,7 @@ static int check_fit(struct mokd_group *group, const struct mokd_session *sessio
     return 0;
 }
 
-/* NULL when out of memory. */
+/* NULL when out of memory; the rank is charged then no more. */
 static struct mokd_member *add_member(struct mokd_session *session, const Mok__GroupJoin *request,
                                       struct mokd_group *group, struct mokd_device *device)
 {
@@ -495,11 +491,11 @@ static struct mokd_member *add_member(struct mokd_session *session, const Mok__G
 
     if (!group)
         group = group_new(server, session->user->uid, request->name, request->size);
-    if (!group)
-        return NULL;
-    struct mokd_member *member = member_new(group, session, device, request->rank);
+    struct mokd_member *member = group ? member_new(group, session, device, request->rank) : NULL;
     if (!member) {
-        mokd_group_collect(group);
+        mokd_user_give(session->user, MOKD_GROUPS, 1);
+        if (group)
+            mokd_group_collect(group);
         return NULL;
     }
     member->timeout_ms = request->timeout_ms;
@@ -522,6 +518,8 @@ static struct mokd_member *join(struct mokd_session *session, const Mok__GroupJo
         return NULL;
     struct mokd_group *group = find_by_name(session, request->name);
     if (group && check_fit(group, session, request, error) < 0)
+        return NULL;
+    if (mokd_user_take(session->user, MOKD_GROUPS, 1, error) < 0)
         return NULL;
     struct mokd_member *member = add_member(session, request, group, device);
     if (!member)

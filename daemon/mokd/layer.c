@@ -2,6 +2,7 @@
 #include "layer.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "buffer.h"
@@ -211,12 +212,21 @@ static void unbind(struct mokd_layer_part *part)
     }
 }
 
+static void part_uncount(struct mokd_layer_part *part)
+{
+    if (part->charged)
+        mokd_user_give(part->charged, MOKD_LAYERS, 1);
+    mokd_user_unref(part->charged);
+    part->charged = NULL;
+}
+
 /* Peers map the symmetric workspaces until they close the layer themselves, so these all go at the end. */
 static void layer_free(struct mokd_layer *layer)
 {
     for (uint32_t rank = 0; rank < layer->group->size; rank++) {
         mokd_storage_release(layer->part[rank].symmetric);
         mokd_storage_release(layer->part[rank].private_memory);
+        part_uncount(&layer->part[rank]);
     }
     mok_close(layer->flags_fd);
     TAILQ_REMOVE(&layer->group->layers, layer, link);
@@ -235,6 +245,7 @@ void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
     part->open = false;
     part->busy = false;
     member->session->n_layers--;
+    part_uncount(part);
     if (--layer->open_parts == 0)
         layer_free(layer);
 }
@@ -406,9 +417,10 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
     int r = make_plan(spec, member->device, &part->plan, NULL, error);
     if (r == 0)
         r = check_same_map(layer, rank, error);
-    if (r == 0 && member->session->n_layers >= user->limits->layers)
-        r = mokd_error_set(error, -MOK_EQUOTA, "layers: the session has %u, and may have %u", member->session->n_layers,
-                           user->limits->layers);
+    if (r == 0)
+        r = mokd_user_take(user, MOKD_LAYERS, 1, error);
+    if (r == 0)
+        part->charged = mokd_user_hold(user);
     if (r == 0)
         r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
@@ -594,6 +606,27 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
     mokd_device_send(change->member->device, &message, NULL, 0, MOKD_WORKER_TIMEOUT_MS, bound, change, 0);
 }
 
+/* The other ranks' operations of the layer that still need this one will never get it. */
+static void tell_destroyed(const struct mokd_layer *layer, uint32_t rank)
+{
+    char text[64];
+
+    snprintf(text, sizeof(text), "rank %u destroyed the layer", rank);
+    for (uint32_t other = 0; other < layer->group->size; other++) {
+        Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+        Mok__WorkerLayerFail body = MOK__WORKER_LAYER_FAIL__INIT;
+        if (other == rank || !layer->part[other].open)
+            continue;
+        body.layer = layer->id;
+        body.code = -MOK_EPEER;
+        body.rank = rank;
+        body.text = text;
+        request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_FAIL;
+        request.layer_fail = &body;
+        mokd_device_send(layer->group->member[other]->device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, NULL, NULL, 0);
+    }
+}
+
 /* Every answer but "operations are in flight" means that the worker has it no more. */
 static void destroyed(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 {
@@ -605,6 +638,7 @@ static void destroyed(void *cookie, uint32_t tag, const struct mokd_answer *answ
         change->layer->part[change->member->rank].busy = false;
         mokd_error_set(&error, answer->code, "layer = %u: %s", change->layer->id, answer->text);
     } else {
+        tell_destroyed(change->layer, change->member->rank);
         mokd_layer_part_gone(change->layer, change->member);
     }
     change_end(change, &error);

@@ -18,6 +18,7 @@
 struct mokd_layer_part {
     bool open; /* at its worker */
     bool busy; /* a bind or a close is under way */
+    struct mokd_user *charged; /* for the layer */
     struct mok_plan plan;
     struct mokd_storage *symmetric, *private_memory;
     struct mokd_buffer *bound[MOKD_PARAMS]; /* NULL: not bound */

@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <systemd/sd-daemon.h>
+
 #include "control.pb-c.h"
 #include "session.h"
 #include "timer.h"
@@ -25,12 +27,13 @@
 
 struct mokd_listener {
     struct mokd_server *server;
+    enum mokd_door door;
     uv_poll_t poll;
     int fd, lock_fd;
     int spare_fd; /* given up to accept, and turn away, a connection when there is no other descriptor left */
     struct mokd_timer *pause;
     uint64_t complained_ns;
-    char path[MOKD_PATH_MAX], lock_path[MOKD_PATH_MAX + 8];
+    char path[MOKD_PATH_MAX], lock_path[MOKD_PATH_MAX + 8]; /* "": somebody else's socket */
 };
 
 static int open_spare(void)
@@ -123,7 +126,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
             accept_failed(listener, errno);
             break;
         }
-        full |= mokd_session_accept(listener->server, fd) == -MOK_EFDS;
+        full |= mokd_session_accept(listener->server, fd, listener->door == MOKD_DOOR_ADMIN) == -MOK_EFDS;
     }
     if (!full)
         return;
@@ -261,15 +264,36 @@ static void listener_free(struct mokd_listener *listener)
     free(listener);
 }
 
-int mokd_listener_open(struct mokd_server *server, const char *path, unsigned mode, struct mokd_listener **ret,
-                       struct mokd_error *error)
+static struct mokd_listener *listener_new(struct mokd_server *server, enum mokd_door door)
 {
     struct mokd_listener *listener = calloc(1, sizeof(*listener));
 
     if (!listener)
-        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+        return NULL;
     listener->server = server;
+    listener->door = door;
     listener->fd = listener->lock_fd = listener->spare_fd = -1;
+    return listener;
+}
+
+static int start_accepting(struct mokd_listener *listener, struct mokd_error *error)
+{
+    int r = uv_poll_init(&listener->server->loop, &listener->poll, listener->fd);
+    if (r < 0)
+        return mokd_error_set(error, -MOK_EIO, "the socket %s cannot be watched: %s", listener->path, uv_strerror(r));
+    listener->poll.data = listener;
+    listener->spare_fd = open_spare();
+    uv_poll_start(&listener->poll, UV_READABLE, on_connection);
+    return 0;
+}
+
+int mokd_listener_open(struct mokd_server *server, enum mokd_door door, const char *path, unsigned mode,
+                       struct mokd_listener **ret, struct mokd_error *error)
+{
+    struct mokd_listener *listener = listener_new(server, door);
+
+    if (!listener)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     snprintf(listener->path, sizeof(listener->path), "%s", path);
     snprintf(listener->lock_path, sizeof(listener->lock_path), "%s.lock", path);
     make_directory(path);
@@ -278,17 +302,47 @@ int mokd_listener_open(struct mokd_server *server, const char *path, unsigned mo
         r = clear_path(path, error);
     if (r == 0)
         r = bind_socket(path, mode, &listener->fd, error);
-    if (r == 0 && uv_poll_init(&server->loop, &listener->poll, listener->fd) < 0) {
-        unlink(path);
-        r = mokd_error_set(error, -MOK_EIO, "%s cannot be watched", path);
+    if (r == 0) {
+        r = start_accepting(listener, error);
+        if (r < 0)
+            unlink(path);
     }
     if (r < 0) {
         listener_free(listener);
         return r;
     }
-    listener->poll.data = listener;
-    listener->spare_fd = open_spare();
-    uv_poll_start(&listener->poll, UV_READABLE, on_connection);
+    *ret = listener;
+    return 0;
+}
+
+/* A socket that is shared with the service manager blocks unless we say otherwise, and would outlive exec. */
+static int check_adopted(int fd, struct mokd_error *error)
+{
+    if (sd_is_socket_unix(fd, SOCK_SEQPACKET, 1, NULL, 0) <= 0)
+        return mokd_error_set(error, -MOK_EARG,
+                              "descriptor %d of the service manager is no listening Unix socket of kind seqpacket "
+                              "(ListenSequentialPacket=)", fd);
+    if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+        return mokd_error_set(error, -MOK_EIO, "descriptor %d of the service manager: %s", fd, strerror(errno));
+    return 0;
+}
+
+int mokd_listener_adopt(struct mokd_server *server, enum mokd_door door, int fd, struct mokd_listener **ret,
+                        struct mokd_error *error)
+{
+    int r = check_adopted(fd, error);
+    if (r < 0)
+        return r;
+    struct mokd_listener *listener = listener_new(server, door);
+    if (!listener)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    listener->fd = fd;
+    r = start_accepting(listener, error);
+    if (r < 0) {
+        listener->fd = -1;
+        listener_free(listener);
+        return r;
+    }
     *ret = listener;
     return 0;
 }
@@ -304,6 +358,7 @@ void mokd_listener_close(struct mokd_listener *listener)
         return;
     mokd_timer_cancel(&listener->pause);
     uv_poll_stop(&listener->poll);
-    unlink(listener->path);
+    if (listener->path[0])
+        unlink(listener->path);
     uv_close((uv_handle_t *)&listener->poll, poll_closed);
 }

@@ -8,10 +8,16 @@
 
 #include "error.h"
 
+/* What comes in through it: anybody's requests, or those of an administrator as well. */
+enum mokd_door { MOKD_DOOR_CLIENTS, MOKD_DOOR_ADMIN };
+
 /* -MOK_EEXIST: another mokd serves `path`; -MOK_ERANGE; -MOK_EACCESS; -MOK_EIO. */
-int mokd_listener_open(struct mokd_server *server, const char *path, unsigned mode, struct mokd_listener **ret,
-                       struct mokd_error *error);
-/* Takes no more connections and removes the socket. NULL is fine. Its memory goes at the loop's next turn. */
+int mokd_listener_open(struct mokd_server *server, enum mokd_door door, const char *path, unsigned mode,
+                       struct mokd_listener **ret, struct mokd_error *error);
+/* The same with a socket that the service manager made, keeps and removes; taken over on success. */
+int mokd_listener_adopt(struct mokd_server *server, enum mokd_door door, int fd, struct mokd_listener **ret,
+                        struct mokd_error *error);
+/* Takes no more connections and removes a socket of its own. NULL is fine. Its memory goes at the loop's next turn. */
 void mokd_listener_close(struct mokd_listener *listener);
 
 #endif

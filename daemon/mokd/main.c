@@ -7,6 +7,7 @@
 #include <sys/un.h>
 
 #include "config.h"
+#include "inherited.h"
 #include "server.h"
 #include "sharing.h"
 
@@ -100,6 +101,25 @@ static int choose_socket(const struct options *options, const struct mokd_config
     return -1;
 }
 
+/* Beside the client socket unless the configuration says where; "" where its path would be too long. */
+static void choose_admin_socket(const struct mokd_config *config, const char *socket, char *ret, size_t size)
+{
+    size_t bound = sizeof(((struct sockaddr_un *)NULL)->sun_path) - 1, length = strlen(socket);
+    int n = 0;
+
+    if (length > 5 && strcmp(socket + length - 5, ".sock") == 0)
+        length -= 5;
+    if (config->admin_socket[0])
+        n = snprintf(ret, size, "%s", config->admin_socket);
+    else
+        n = snprintf(ret, size, "%.*s" MOKD_ADMIN_SUFFIX, (int)length, socket);
+    if (n > 0 && (size_t)n <= bound)
+        return;
+    fprintf(stderr, "mokd: no socket for administrators: its path %s has %d bytes, may have %zu; set admin_socket\n", ret,
+            n, bound);
+    ret[0] = '\0';
+}
+
 /* Beside mokd, in the build tree or when installed, unless the configuration says. */
 static int choose_worker(const struct mokd_config *config, char *ret, size_t size)
 {
@@ -128,19 +148,34 @@ static int choose_worker(const struct mokd_config *config, char *ret, size_t siz
     return -1;
 }
 
-static int run(const struct options *options, const struct mokd_config *config)
+static int run(const struct options *options, struct mokd_config *config)
 {
-    char socket[MOKD_PATH_MAX], worker[PATH_MAX];
+    char socket[MOKD_PATH_MAX], admin[MOKD_PATH_MAX], worker[PATH_MAX];
     struct mokd_error error;
 
     if (choose_socket(options, config, socket, sizeof(socket)) < 0 || choose_worker(config, worker, sizeof(worker)) < 0)
         return EXIT_USAGE;
+    choose_admin_socket(config, socket, admin, sizeof(admin));
     if (mokd_sharing_check(config, &error) < 0) {
         fprintf(stderr, "mokd: %s\n", error.text);
         return EXIT_RUNTIME;
     }
     mok_log_open("mokd", config->log_level);
-    return mokd_server_run(config, socket, worker) < 0 ? EXIT_RUNTIME : 0;
+    struct mokd_inherited inherited;
+    if (mokd_inherited_load(&inherited) < 0) {
+        fprintf(stderr, "mokd: the service manager's descriptors cannot be taken over\n");
+        return EXIT_RUNTIME;
+    }
+    struct mokd_options how = {
+        .config = config,
+        .socket = socket,
+        .admin_socket = admin,
+        .worker = worker,
+        .inherited = &inherited,
+    };
+    int r = mokd_server_run(&how);
+    mokd_inherited_release(&inherited);
+    return r < 0 ? EXIT_RUNTIME : 0;
 }
 
 int main(int argc, char **argv)

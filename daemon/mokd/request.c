@@ -13,9 +13,9 @@
 
 /* ------------------------------------------------------------------ Hello */
 
-static int check_hello(const struct mokd_session *session, const Mok__Hello *hello, struct mokd_error *error)
+/* A session is charged to its user as the last thing. */
+static int check_hello(struct mokd_session *session, const Mok__Hello *hello, struct mokd_error *error)
 {
-    const struct mokd_user *user = session->user;
     char clean[MOK_MAX_NAME + 2];
 
     if (hello->protocol_min > MOKD_PROTOCOL || hello->protocol_max < MOKD_PROTOCOL)
@@ -24,10 +24,9 @@ static int check_hello(const struct mokd_session *session, const Mok__Hello *hel
     if (!mok_name_is_valid(hello->job))
         return mokd_error_set(error, -MOK_ENAME, "job = %s: must have 1..%d of the characters A-Z a-z 0-9 . _ -",
                               mok_log_text(clean, sizeof(clean), hello->job), MOK_MAX_NAME);
-    if (!hello->observer && user->sessions_used >= user->limits->sessions)
-        return mokd_error_set(error, -MOK_EQUOTA, "sessions: user %s has %u, and may have %u", user->name,
-                              user->sessions_used, user->limits->sessions);
-    return 0;
+    if (hello->weight > MOK_MAX_WEIGHT)
+        return mokd_error_set(error, -MOK_ERANGE, "weight = %u: must be in 0..%u", hello->weight, MOK_MAX_WEIGHT);
+    return hello->observer ? 0 : mokd_user_take(session->user, MOKD_SESSIONS, 1, error);
 }
 
 static void answer_hello(struct mokd_session *session, uint64_t id, const Mok__Hello *hello)
@@ -56,7 +55,6 @@ static void become_session(struct mokd_session *session)
     session->id = ++session->server->last_session;
     session->counted = true;
     session->user->strangers--;
-    session->user->sessions_used++;
     mok_log(MOK_LOG_INFO, "session", "opened", "session=%" PRIu64 " uid=%u pid=%d job=%s", session->id,
             session->peer.uid, session->peer.pid, session->job);
 }
@@ -72,6 +70,7 @@ static void greet(struct mokd_session *session, uint64_t id, const Mok__Hello *h
     }
     mokd_timer_cancel(&session->greeting);
     snprintf(session->job, sizeof(session->job), "%s", hello->job);
+    session->weight = hello->weight ? hello->weight : 1;
     if (hello->observer)
         session->state = MOKD_SESSION_OBSERVER;
     else

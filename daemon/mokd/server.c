@@ -2,6 +2,7 @@
 #include "server.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,9 +13,12 @@
 #include "client_queue.h"
 #include "device.h"
 #include "group.h"
+#include "inherited.h"
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
+#include "reload.h"
+#include "service.h"
 #include "session.h"
 #include "storage.h"
 #include "timer.h"
@@ -67,6 +71,8 @@ static void close_handles(struct mokd_server *server)
 {
     server->handles_closed = true;
     mokd_timer_cancel(&server->stop_deadline);
+    mokd_service_close(server->service);
+    server->service = NULL;
     for (size_t i = 0; i < server->n_devices; i++)
         mokd_device_close_handles(server->devices[i]);
     uv_close((uv_handle_t *)&server->sigterm, NULL);
@@ -110,8 +116,10 @@ static void stop(struct mokd_server *server)
     if (server->stopping)
         return;
     server->stopping = true;
+    mokd_service_stopping(server->service);
     mokd_listener_close(server->listener);
-    server->listener = NULL;
+    mokd_listener_close(server->admin_listener);
+    server->listener = server->admin_listener = NULL;
     server->stop_deadline = mokd_timer_start(&server->loop, STOP_MS, stop_overdue, server);
     TAILQ_FOREACH(session, &server->sessions, link)
         mokd_session_close(session, -MOK_EDAEMON, "mokd is stopping");
@@ -124,11 +132,16 @@ static void on_stop_signal(uv_signal_t *handle, int number)
     stop(handle->data);
 }
 
+void mokd_server_fail(struct mokd_server *server, int code)
+{
+    server->failure = code;
+    stop(server);
+}
+
 static void on_hangup(uv_signal_t *handle, int number)
 {
-    (void)handle;
     (void)number;
-    mok_log(MOK_LOG_NOTICE, "server", "SIGHUP ignored: the configuration is read at start alone", NULL);
+    mokd_reload(handle->data);
 }
 
 /* ------------------------------------------------------------------ starting */
@@ -157,11 +170,38 @@ static rlim_t raise_descriptor_limit(void)
     return before;
 }
 
+/* Below this a job or two are enough to run out of them. */
+#define FEW_DESCRIPTORS 4096u
+
+static bool has_gpu(const struct mokd_config *config)
+{
+    for (size_t i = 0; i < config->n_devices; i++)
+        if (config->devices[i].kind == MOK_DEVICE_CUDA)
+            return true;
+    return false;
+}
+
+/* A limit that will be missed later, in a driver or in somebody's request, is named now. */
+static void check_limits(const struct mokd_server *server, rlim_t descriptors)
+{
+    struct rlimit locked;
+
+    if (descriptors < FEW_DESCRIPTORS)
+        mok_log(MOK_LOG_WARNING, "server", "few descriptors: jobs will be refused some",
+                "limit=%" PRIu64 " wanted=%u remedy=\"raise LimitNOFILE of the unit, or ulimit -n\"",
+                (uint64_t)descriptors, FEW_DESCRIPTORS);
+    if (has_gpu(server->config) && getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY)
+        mok_log(MOK_LOG_WARNING, "server", "locked memory is limited: a GPU's workers may fail to pin theirs",
+                "limit=%" PRIu64 " remedy=\"LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited\"",
+                (uint64_t)locked.rlim_cur);
+}
+
 /* Half for any one user, so that he alone cannot turn the others away. */
-static uint32_t descriptor_share(void)
+static uint32_t descriptor_share(const struct mokd_server *server)
 {
     rlim_t limit = raise_descriptor_limit();
 
+    check_limits(server, limit);
     return limit / 2 < UINT32_MAX ? (uint32_t)(limit / 2) : UINT32_MAX;
 }
 
@@ -181,11 +221,35 @@ static int start_devices(struct mokd_server *server, const char *worker, struct 
     return 0;
 }
 
-static int start(struct mokd_server *server, const char *socket, const char *worker)
+/* A socket of the service manager's, or else our own. */
+static int open_door(struct mokd_server *server, enum mokd_door door, struct mokd_listener **ret,
+                     struct mokd_error *error)
 {
+    bool admin = door == MOKD_DOOR_ADMIN;
+    const char *path = admin ? server->options->admin_socket : server->options->socket;
+    unsigned mode = admin ? server->config->admin_socket_mode : server->config->socket_mode;
+    int fd = mokd_inherited_take(server->options->inherited, admin ? "mok-admin" : "mok");
+
+    if (fd < 0)
+        return path[0] ? mokd_listener_open(server, door, path, mode, ret, error) : 0;
+    int r = mokd_listener_adopt(server, door, fd, ret, error);
+    if (r < 0)
+        mok_close(fd);
+    return r;
+}
+
+static int open_doors(struct mokd_server *server, struct mokd_error *error)
+{
+    int r = open_door(server, MOKD_DOOR_CLIENTS, &server->listener, error);
+    return r < 0 ? r : open_door(server, MOKD_DOOR_ADMIN, &server->admin_listener, error);
+}
+
+static int start(struct mokd_server *server)
+{
+    const char *worker = server->options->worker;
     struct mokd_error error = { 0 };
 
-    server->descriptor_share = descriptor_share();
+    server->descriptor_share = descriptor_share(server);
     memset(server->reserve, -1, sizeof(server->reserve));
     mokd_reserve_open(server);
     int r = 0;
@@ -194,15 +258,17 @@ static int start(struct mokd_server *server, const char *socket, const char *wor
     if (r == 0 && mokd_storage_start(server) < 0)
         r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
     if (r == 0)
-        r = mokd_listener_open(server, socket, server->config->socket_mode, &server->listener, &error);
+        r = open_doors(server, &error);
     if (r == 0)
         r = start_devices(server, worker, &error);
+    if (r == 0)
+        r = mokd_service_start(server, &server->service, &error);
     if (r < 0) {
         mok_log(MOK_LOG_ERROR, "server", "cannot start", "code=%s error=\"%s\"", mok_error_symbol(r), error.text);
         return r;
     }
     mok_log(MOK_LOG_NOTICE, "server", "ready", "version=%s socket=%s devices=%zu worker=%s pid=%d", MOK_BUILD_VERSION,
-            socket, server->n_devices, worker, getpid());
+            server->options->socket, server->n_devices, worker, getpid());
     return 0;
 }
 
@@ -218,12 +284,17 @@ static void free_all(struct mokd_server *server)
         mok_log(MOK_LOG_ERROR, "server", "the loop still has handles", "error=\"%s\"", uv_strerror(r));
 }
 
-int mokd_server_run(const struct mokd_config *config, const char *socket, const char *worker)
+int mokd_server_run(const struct mokd_options *options)
 {
-    struct mokd_server server = { .config = config, .started_ns = mok_now_ns() };
+    struct mokd_server server = {
+        .config = options->config,
+        .options = options,
+        .started_ns = mok_now_ns(),
+    };
 
     TAILQ_INIT(&server.sessions);
     TAILQ_INIT(&server.users);
+    TAILQ_INIT(&server.pools);
     TAILQ_INIT(&server.groups);
     /* A large allocation holds a thread for a while; of libuv's four, a few users could hold all. */
     setenv("UV_THREADPOOL_SIZE", "16", 0);
@@ -236,11 +307,12 @@ int mokd_server_run(const struct mokd_config *config, const char *socket, const 
     watch_signal(&server, &server.sigterm, SIGTERM, on_stop_signal);
     watch_signal(&server, &server.sigint, SIGINT, on_stop_signal);
     watch_signal(&server, &server.sighup, SIGHUP, on_hangup);
-    r = start(&server, socket, worker);
+    r = start(&server);
     if (r < 0)
         stop(&server);
     uv_run(&server.loop, UV_RUN_DEFAULT);
     free_all(&server);
+    r = r < 0 ? r : server.failure;
     if (r == 0)
         mok_log(MOK_LOG_NOTICE, "server", "stopped", NULL);
     return r;

@@ -24,23 +24,31 @@
 
 struct mokd_device;
 struct mokd_group;
+struct mokd_inherited;
 struct mokd_listener;
+struct mokd_service;
 struct mokd_session;
 struct mokd_user;
+struct mokd_pool;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
+TAILQ_HEAD(mokd_pool_list, mokd_pool);
 TAILQ_HEAD(mokd_group_list, mokd_group);
 
 struct mokd_server {
     uv_loop_t loop;
     uv_signal_t sigterm, sigint, sighup;
-    const struct mokd_config *config;
-    struct mokd_listener *listener;
+    struct mokd_config *config; /* users, groups and limits change with SIGHUP, the rest does not */
+    const struct mokd_options *options;
+    struct mokd_listener *listener, *admin_listener;
+    struct mokd_service *service;
     struct mokd_device **devices; /* [n_devices], by index */
     size_t n_devices;
     struct mokd_session_list sessions; /* every connection, also those that are closing */
     struct mokd_user_list users;
+    struct mokd_pool_list pools;
+    bool reloading;
     struct mokd_group_list groups;
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
@@ -52,11 +60,23 @@ struct mokd_server {
     uint64_t errors;  /* requests refused, sessions ended by us, workers lost */
     bool ids_wrapped;
     bool stopping, workers_stopping, handles_closed;
+    int failure; /* why it stops before anybody asked it to */
     struct mokd_timer *stop_deadline;
 };
 
+/* How mokd was started; everything stays as long as the server. */
+struct mokd_options {
+    struct mokd_config *config;
+    const char *socket;       /* where clients connect, unless the service manager hands over a socket */
+    const char *admin_socket; /* the same for administrators; "": nowhere */
+    const char *worker;
+    struct mokd_inherited *inherited; /* sockets and descriptors of the service manager, each taken by who knows it */
+};
+
 /* Listens, starts a worker a device and runs until SIGTERM or SIGINT. 0, or -MOK_E* with the reason logged. */
-int mokd_server_run(const struct mokd_config *config, const char *socket, const char *worker);
+int mokd_server_run(const struct mokd_options *options);
+/* Ends it in order; mokd_server_run returns the code. */
+void mokd_server_fail(struct mokd_server *server, int code);
 
 /* A new id of a queue, group, buffer or layer; never 0, and never one of a thing that lives. */
 uint32_t mokd_server_next_id(struct mokd_server *server);

@@ -40,7 +40,7 @@ void mokd_session_unref(struct mokd_session *session)
 static void uncount(struct mokd_session *session)
 {
     if (session->counted)
-        session->user->sessions_used--;
+        mokd_user_give(session->user, MOKD_SESSIONS, 1);
     else
         session->user->strangers--;
 }
@@ -127,6 +127,7 @@ static void on_ready(uv_poll_t *poll, int status, int events);
 
 static void watch(struct mokd_session *session, bool writable)
 {
+    session->watched = true;
     uv_poll_start(&session->poll, UV_READABLE | UV_DISCONNECT | (writable ? UV_WRITABLE : 0), on_ready);
 }
 
@@ -298,9 +299,13 @@ static void on_ready(uv_poll_t *poll, int status, int events)
 static void greeting_overdue(void *cookie)
 {
     struct mokd_session *session = cookie;
-    char text[64];
+    char text[128];
 
-    snprintf(text, sizeof(text), "no Hello within %u ms", GREETING_MS);
+    if (session->watched)
+        snprintf(text, sizeof(text), "no Hello within %u ms", GREETING_MS);
+    else
+        snprintf(text, sizeof(text), "the user database does not say within %u ms which groups user %u is in",
+                 GREETING_MS, session->peer.uid);
     mokd_session_close(session, -MOK_ETIMEDOUT, text);
 }
 
@@ -352,7 +357,7 @@ static int set_up(struct mokd_session *session)
     return uv_poll_init(&server->loop, &session->poll, session->fd) < 0 ? -MOK_EIO : 0;
 }
 
-int mokd_session_accept(struct mokd_server *server, int fd)
+int mokd_session_accept(struct mokd_server *server, int fd, bool admin)
 {
     _cleanup_fd_ int owned = fd;
     struct mokd_session *session = session_new(server, fd);
@@ -373,9 +378,46 @@ int mokd_session_accept(struct mokd_server *server, int fd)
         return r;
     }
     mok_take_fd(&owned);
+    session->admin = admin;
     session->user->strangers++;
     session->poll.data = session;
     TAILQ_INSERT_TAIL(&server->sessions, session, link);
-    watch(session, false);
+    if (mokd_user_is_ready(session->user))
+        watch(session, false);
     return 0;
+}
+
+void mokd_sessions_let_in(struct mokd_user *user)
+{
+    struct mokd_session *session;
+
+    TAILQ_FOREACH(session, &user->server->sessions, link)
+        if (session->user == user && session->state == MOKD_SESSION_GREETING && !session->watched)
+            watch(session, false);
+}
+
+/* ------------------------------------------------------------------ what it may use */
+
+static void device_names(const struct mokd_config *config, uint64_t bits, char *ret, size_t size)
+{
+    size_t used = 0;
+
+    ret[0] = '\0';
+    for (size_t i = 0; i < config->n_devices && used < size; i++)
+        if (bits >> i & 1)
+            used += (size_t)snprintf(ret + used, size - used, "%s%s", used ? ", " : "", config->devices[i].name);
+}
+
+int mokd_session_device(const struct mokd_session *session, uint32_t index, struct mokd_device **ret,
+                        struct mokd_error *error)
+{
+    uint64_t allowed = session->user->limits.devices;
+    char names[300];
+
+    int r = mokd_device_find(session->server, index, ret, error);
+    if (r < 0 || allowed >> index & 1)
+        return r;
+    device_names(session->server->config, allowed, names, sizeof(names));
+    return mokd_error_set(error, -MOK_EACCESS, "device = %u: user %s may use %s%s", index, session->user->name,
+                          names[0] ? "devices " : "no device", names);
 }

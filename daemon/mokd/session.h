@@ -32,10 +32,13 @@ struct mokd_session {
     struct mok_wire_queue out;
     struct mok_wire_peer peer;
     struct mokd_user *user;
+    bool admin;   /* may ask for what changes the service, not only its own */
     bool counted; /* as a session of the user, not as a stranger */
     char job[MOK_MAX_NAME + 1];
+    uint32_t weight; /* of a device's time, among the sessions of its user */
     uint64_t started_ns;
     struct mokd_timer *greeting;
+    bool watched;
     unsigned refs;  /* the connection, calls in progress, things being taken down */
     unsigned calls; /* requests not answered yet */
     unsigned close_step;
@@ -48,8 +51,8 @@ struct mokd_session {
     uint64_t ops_done;
 };
 
-/* Takes over a connected socket. A negative return: it was closed, and its client told why. */
-int mokd_session_accept(struct mokd_server *server, int fd);
+/* Takes over a connected socket; `admin`: it came through the administrator's door. A negative return: it was closed, and its client told why. */
+int mokd_session_accept(struct mokd_server *server, int fd, bool admin);
 
 /* Ends the session for a reason that the client is told (code 0: none, it left by itself). Harmless if it is ending. */
 void mokd_session_close(struct mokd_session *session, int code, const char *text);
@@ -73,6 +76,13 @@ void mokd_call_fail(struct mokd_call *call, const struct mokd_error *error);
 
 /* Answers a request on the spot: refusal, with the sentence. */
 void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct mokd_error *error);
+
+/* It is known which groups the user is in: his connections may speak. */
+void mokd_sessions_let_in(struct mokd_user *user);
+
+/* The device of an index, if the session's user may use it: -MOK_EACCESS, or as mokd_device_find. */
+int mokd_session_device(const struct mokd_session *session, uint32_t index, struct mokd_device **ret,
+                        struct mokd_error *error);
 
 /* request.c: acts on one message. */
 void mokd_request_handle(struct mokd_session *session, const Mok__Request *request);

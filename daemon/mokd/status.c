@@ -40,20 +40,33 @@ void mokd_status_devices(struct mokd_session *session, uint64_t id)
     answer(session, id, &reply);
 }
 
+static uint32_t narrow(uint64_t value)
+{
+    return value < UINT32_MAX ? (uint32_t)value : UINT32_MAX;
+}
+
 void mokd_status_fill_limits(const struct mokd_session *session, Mok__Limits *ret)
 {
     const struct mokd_user *user = session->user;
 
     *ret = (Mok__Limits)MOK__LIMITS__INIT;
-    ret->bytes = user->limits->bytes;
-    ret->bytes_used = user->bytes_used;
-    ret->sessions = user->limits->sessions;
-    ret->sessions_used = user->sessions_used;
-    ret->queue_entries = user->limits->queue_entries;
-    ret->groups = user->limits->groups;
-    ret->groups_used = session->n_members;
-    ret->layers = user->limits->layers;
-    ret->buffers = user->limits->buffers;
+    ret->bytes = user->limits.of[MOKD_BYTES];
+    ret->bytes_used = user->used[MOKD_BYTES];
+    ret->sessions = narrow(user->limits.of[MOKD_SESSIONS]);
+    ret->sessions_used = narrow(user->used[MOKD_SESSIONS]);
+    ret->groups = narrow(user->limits.of[MOKD_GROUPS]);
+    ret->groups_used = narrow(user->used[MOKD_GROUPS]);
+    ret->layers = narrow(user->limits.of[MOKD_LAYERS]);
+    ret->layers_used = narrow(user->used[MOKD_LAYERS]);
+    ret->buffers = narrow(user->limits.of[MOKD_BUFFERS]);
+    ret->buffers_used = narrow(user->used[MOKD_BUFFERS]);
+    ret->descriptors = narrow(mokd_user_bound(user, MOKD_DESCRIPTORS));
+    ret->descriptors_used = narrow(user->used[MOKD_DESCRIPTORS]);
+    ret->queue_entries = user->limits.queue_entries;
+    ret->weight = user->limits.weight;
+    ret->priority = user->limits.priority;
+    ret->devices = user->limits.devices;
+    ret->exclusive = user->limits.exclusive;
 }
 
 void mokd_status_limits(struct mokd_session *session, uint64_t id)

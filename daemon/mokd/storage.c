@@ -60,7 +60,7 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
                               "bytes = %" PRIu64 ": device %s has %" PRIu64 " bytes, %" PRIu64 " of them in use", bytes,
                               device->config->name, device->config->memory, device->memory_used);
     }
-    r = mokd_user_take_descriptors(user, 1, error);
+    r = mokd_user_take(user, MOKD_DESCRIPTORS, 1, error);
     if (r < 0) {
         mokd_user_give_bytes(user, bytes);
         return r;
@@ -68,7 +68,7 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
     struct mokd_storage *storage = calloc(1, sizeof(*storage));
     if (!storage) {
         mokd_user_give_bytes(user, bytes);
-        mokd_user_give_descriptors(user, 1);
+        mokd_user_give(user, MOKD_DESCRIPTORS, 1);
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     }
     storage->user = mokd_user_hold(user);
@@ -84,7 +84,7 @@ static void discharge(struct mokd_storage *storage)
 {
     mokd_user_give_bytes(storage->user, storage->bytes);
     storage->device->memory_used -= taken_bytes(storage->device, storage->bytes);
-    mokd_user_give_descriptors(storage->user, 1);
+    mokd_user_give(storage->user, MOKD_DESCRIPTORS, 1);
     mokd_user_unref(storage->user);
     free(storage);
 }

@@ -35,6 +35,7 @@ struct mokd_worker {
     struct mok_wire_queue out;
     struct request_list requests; /* oldest first */
     uint64_t last_id;
+    uint64_t doomed_ns;
     uint64_t checked_ns; /* when deadlines were looked at last; 0: never */
     bool dying;          /* nothing goes to it any more */
     bool hung_up;        /* its socket ended by itself: it is dead, or has a moment to die before it is killed */
@@ -159,6 +160,11 @@ void mokd_worker_check(struct mokd_worker *worker)
         mokd_worker_kill(worker, "did not answer in time");
 }
 
+uint64_t mokd_worker_doomed_ns(const struct mokd_worker *worker)
+{
+    return worker->doomed_ns;
+}
+
 bool mokd_worker_has_requests(const struct mokd_worker *worker)
 {
     return !TAILQ_EMPTY(&worker->requests);
@@ -198,6 +204,7 @@ static void hung_up(struct mokd_worker *worker)
     if (worker->dying)
         return;
     worker->dying = worker->hung_up = true;
+    worker->doomed_ns = mok_now_ns();
     snprintf(worker->reason, sizeof(worker->reason), "closed its socket");
     uv_poll_stop(&worker->poll);
 }
@@ -276,6 +283,7 @@ void mokd_worker_kill(struct mokd_worker *worker, const char *reason)
     if (worker->dying)
         return;
     worker->dying = true;
+    worker->doomed_ns = mok_now_ns();
     snprintf(worker->reason, sizeof(worker->reason), "%s", reason);
     uv_poll_stop(&worker->poll);
     uv_process_kill(&worker->process, SIGKILL);
@@ -346,6 +354,13 @@ static bool is_of(const char *entry, const char *name)
     return strncmp(entry, name, strlen(name)) == 0;
 }
 
+/* What the service manager means for mokd alone. */
+static bool is_mokds(const char *entry)
+{
+    return is_of(entry, "NOTIFY_SOCKET=") || is_of(entry, "WATCHDOG_") || is_of(entry, "LISTEN_") ||
+           is_of(entry, "FDSTORE=");
+}
+
 /*
  * A worker sees no GPU but its own, so that no mistake of it reaches another; GPUs are numbered as the machine numbers
  * them. NULL: no memory. Freed with environment_free.
@@ -372,7 +387,7 @@ static char **environment_of(const struct mokd_config *config, const struct mokd
         return NULL;
     }
     for (size_t i = 0; i < count; i++) {
-        if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER) || is_of(environ[i], PIPE))
+        if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER) || is_of(environ[i], PIPE) || is_mokds(environ[i]))
             continue;
         list[kept] = strdup(environ[i]);
         kept += list[kept] != NULL;

@@ -35,6 +35,8 @@ void mokd_worker_kill(struct mokd_worker *worker, const char *reason);
 
 /* Looks at the deadlines of the requests; kills a worker that missed one. */
 void mokd_worker_check(struct mokd_worker *worker);
+/* Since when it has been killed and not yet gone; 0: it has not been. */
+uint64_t mokd_worker_doomed_ns(const struct mokd_worker *worker);
 bool mokd_worker_has_requests(const struct mokd_worker *worker);
 uint32_t mokd_worker_pid(const struct mokd_worker *worker);
 

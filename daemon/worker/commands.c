@@ -48,6 +48,10 @@ static int queue_open(struct dispatcher *d, struct dispatcher_command *command)
     worker_index_insert(&d->tables.queues, &queue->dispatch_node, queue->id);
     if (fair_join(&d->share, &queue->share, queue->uid, queue->spare_user))
         queue->spare_user = NULL;
+    fair_weigh_session(&queue->share, queue->weight);
+    if (queue->claim.weight)
+        fair_weigh_user(&d->share, queue->uid, queue->claim.weight, queue->claim.priority);
+    count_queue_open(d, queue);
     queue->next = d->queues;
     d->queues = queue;
     queue->open = true;
@@ -75,6 +79,7 @@ static bool queue_unlink(struct dispatcher *d, struct worker_queue *queue)
     }
     epoll_ctl(d->epoll, EPOLL_CTL_DEL, queue->doorbell, NULL);
     worker_index_remove(&d->tables.queues, &queue->dispatch_node);
+    count_queue_gone(d, queue);
     queue->left_user = fair_leave(&d->share, &queue->share);
     return true;
 }
@@ -104,7 +109,7 @@ static int check_unused(struct dispatcher *d, const struct worker_buffer *buffer
 {
     layers_each(d, layer)
     {
-        int r = layer->group->code ? 0 : check_layer_unused(layer, buffer, message);
+        int r = worker_layer_is_over(layer) ? 0 : check_layer_unused(layer, buffer, message);
         if (r < 0)
             return r;
     }
@@ -137,7 +142,7 @@ static bool buffer_is_free(struct dispatcher *d, const struct worker_buffer *buf
 {
     layers_each(d, layer)
     {
-        if (layer->group->code && layer != d->running)
+        if (worker_layer_is_over(layer) && layer != d->running)
             unbind(layer, buffer);
     }
     return buffer->pins == 0;
@@ -148,8 +153,7 @@ static bool buffer_is_free(struct dispatcher *d, const struct worker_buffer *buf
 static int layer_open(struct dispatcher *d, struct worker_layer *layer)
 {
     worker_index_insert(&d->tables.layers, &layer->dispatch_node, layer->id);
-    if (layer->queue->open)
-        fair_weigh(&layer->queue->share, layer->group->weight);
+    count_layer_open(d, layer);
     return 0;
 }
 
@@ -166,10 +170,12 @@ static int layer_bind(struct dispatcher_command *command)
 
     if (layer->first)
         return layer_busy(command);
-    if (layer->group->code) {
-        snprintf(command->report.message.text, sizeof(command->report.message.text), "layer %u: its group is broken",
-                 layer->id);
-        return layer->group->code;
+    uint32_t rank;
+    int code = worker_layer_failure(layer, &rank);
+    if (code) {
+        snprintf(command->report.message.text, sizeof(command->report.message.text), "layer %u: %s, by rank %u",
+                 layer->id, layer->group->code ? "its group is broken" : "it was destroyed", rank);
+        return code;
     }
     unbind(layer, NULL);
     for (unsigned param = 0; param < WORKER_PARAM_COUNT; param++) {
@@ -187,6 +193,7 @@ static bool layer_unlink(struct dispatcher *d, struct worker_layer *layer)
     operations_abandon(d, layer);
     unbind(layer, NULL);
     worker_index_remove(&d->tables.layers, &layer->dispatch_node);
+    count_layer_gone(layer);
     return true;
 }
 
@@ -204,7 +211,7 @@ static void take_from_others(struct dispatcher *d, const struct worker_group *gr
     layers_each(d, layer)
     {
         struct mok_message how;
-        if (layer->group == group || layer->group->code || check_layer_unused(layer, buffer, &how) == 0)
+        if (layer->group == group || worker_layer_is_over(layer) || check_layer_unused(layer, buffer, &how) == 0)
             continue;
         if (layer->first)
             operations_break_group(d, layer->group, -MOK_EBUFFER, layer->group->rank, -MOK_EBUFFER,
@@ -264,7 +271,8 @@ static void stats(struct dispatcher *d, struct dispatcher_command *command)
     while (queue && command->stats.count < command->stats.capacity) {
         command->stats.queue[command->stats.count++] = (struct dispatcher_queue_stats){ .queue = queue->id,
                                                                                         .ops_done = queue->ops_done,
-                                                                                        .device_ns = queue->device_ns };
+                                                                                        .device_ns = queue->device_ns,
+                                                                                        .rows = queue->rows };
         queue = queue->next ? queue->next : d->queues;
         if (queue == first)
             break;
@@ -350,6 +358,9 @@ static void execute(struct dispatcher *d, struct dispatcher_command *command)
         operations_drop_queue(d, command->queue, command->code);
         park(d, command);
         return;
+    case COMMAND_SHARE:
+        fair_weigh_user(&d->share, command->share.uid, command->share.claim.weight, command->share.claim.priority);
+        break;
     case COMMAND_STREAM_OPEN:
         command->queue->stream = command->queue->stream_memory;
         break;
@@ -381,8 +392,11 @@ static void execute(struct dispatcher *d, struct dispatcher_command *command)
     case COMMAND_LAYER_BIND:
         r = layer_bind(command);
         break;
+    case COMMAND_LAYER_FAIL:
+        operations_fail_layer(d, command->layer, command->code, command->rank);
+        break;
     case COMMAND_LAYER_CLOSE:
-        if (command->layer->first && !command->layer->group->code) {
+        if (command->layer->first && !worker_layer_is_over(command->layer)) {
             r = layer_busy(command);
             break;
         }

@@ -110,6 +110,7 @@ static void reply_stats(struct control *c, const struct dispatcher_command *comm
         queue[i].queue = command->stats.queue[i].queue;
         queue[i].ops_done = command->stats.queue[i].ops_done;
         queue[i].device_ns = command->stats.queue[i].device_ns;
+        queue[i].rows = command->stats.queue[i].rows;
         pointer[i] = &queue[i];
     }
     stats.ops_done = command->stats.ops_done;
@@ -296,6 +297,7 @@ int control_serve(int fd)
     while (c->fd >= 0 && c->unsent.packets)
         wait_and_handle(c);
     int error = c->error;
+    control_release_stats(c);
     mok_wire_queue_clear(&c->unsent);
     mok_close(c->fd);
     free(c);

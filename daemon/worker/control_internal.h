@@ -15,6 +15,8 @@ struct control {
     struct mok_wire_queue unsent;
     struct objects_engine on;
     struct dispatcher *dispatcher; /* NULL before start */
+    struct mok_stats *stats;
+    bool stats_mapped; /* else allocated */
     struct reaper *reaper;
     struct worker_tables tables;
     struct dispatcher_command stop;
@@ -37,6 +39,8 @@ void control_reply_started(struct control *c, uint64_t request);
 void control_handle(struct control *c, const Mok__WorkerRequest *request, struct mok_wire_fds *fds);
 /* A command has come back: takes what it closed out of the tables, into command->load. */
 void control_collect(struct control *c, struct dispatcher_command *command);
+/* The page for numbers; once the dispatcher is freed. */
+void control_release_stats(struct control *c);
 /* Whatever is left; only once the dispatcher has ended. */
 void control_destroy_all(struct control *c);
 

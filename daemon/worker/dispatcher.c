@@ -71,6 +71,12 @@ struct mok_engine *dispatcher_engine(const struct dispatcher *d)
 
 /* ------------------------------------------------------------------ waking others */
 
+static void ring_peer(struct dispatcher *d, int bell)
+{
+    worker_ring(bell);
+    mok_stats_add(&d->stats->peer_bells, 1);
+}
+
 void dispatcher_ring_peers(struct dispatcher *d, const struct worker_layer *layer)
 {
     const struct mok_dispatch_view *view = &layer->view;
@@ -80,7 +86,7 @@ void dispatcher_ring_peers(struct dispatcher *d, const struct worker_layer *laye
     mok_fence_full();
     for (uint32_t rank = 0; rank < view->ep; rank++)
         if (rank != view->rank && mok_load_relaxed(&view->flags[rank]->sleeping))
-            worker_ring(layer->group->bell[rank]);
+            ring_peer(d, layer->group->bell[rank]);
 }
 
 void dispatcher_chaos(struct dispatcher *d)
@@ -130,6 +136,7 @@ static bool pass(struct dispatcher *d, uint64_t *ret_deadline_ns)
     bool moved = false;
 
     d->now_ns = mok_now_ns();
+    mok_stats_add(&d->stats->rounds, 1);
     __atomic_store_n(&d->notified, 0, __ATOMIC_SEQ_CST);
     moved |= commands_take(d);
     moved |= phases_poll(d);
@@ -199,6 +206,8 @@ static void sleep_a_while(struct dispatcher *d)
             count = epoll_wait(d->epoll, events, ARRAY_SIZE(events), deadline_ns == UINT64_MAX ? -1 : 1);
         if (count > 0)
             worker_silence(d->bell);
+        mok_stats_add(&d->stats->wakeups, 1);
+        mok_stats_add(&d->stats->sleep_ns, mok_now_ns() - d->now_ns);
     }
     set_sleeping(d, false);
 }
@@ -305,6 +314,8 @@ int dispatcher_start(const struct dispatcher_config *config, struct dispatcher *
     d->chaos_delay_us = config->chaos_delay_us;
     d->chaos_state = mok_now_ns() | 1;
     d->bell = config->bell;
+    d->stats = config->stats;
+    count_begin(d->stats);
     d->epoll = d->report_fd = -1;
     d->share.burst_ns = FAIR_BURST_NS;
     worker_mailbox_init(&d->inbox);

@@ -17,6 +17,7 @@ struct dispatcher_config {
     uint64_t poll_us;                /* how long it looks before it sleeps */
     uint32_t chaos_delay_us;
     int bell; /* eventfd that rings this worker; taken over on success */
+    struct mok_stats *stats; /* writable, until the dispatcher is freed */
 };
 
 enum dispatcher_command_kind {
@@ -30,7 +31,9 @@ enum dispatcher_command_kind {
     COMMAND_GROUP_CLOSE, /* takes the group's layers and buffers with it; answered once nothing of it runs */
     COMMAND_LAYER_OPEN,
     COMMAND_LAYER_BIND,  /* -MOK_EBUSY while operations are in flight */
-    COMMAND_LAYER_CLOSE, /* the same; but once the group is broken it is answered when nothing of it runs */
+    COMMAND_LAYER_FAIL,  /* a rank has destroyed its part: operations that need it end with `code` */
+    COMMAND_LAYER_CLOSE, /* as LAYER_BIND; but once layer or group is broken it is answered when nothing of it runs */
+    COMMAND_SHARE,       /* what a user may claim from now on */
     COMMAND_STATS,
     COMMAND_OP_QUERY,
     COMMAND_STOP, /* completes all that is owed with `code`, closes the rings, ends the thread */
@@ -45,17 +48,21 @@ struct dispatcher_command {
     struct worker_buffer *buffer;
     struct worker_group *group;
     struct worker_layer *layer;
-    int code; /* what GROUP_FAIL, QUEUE_CLOSE and STOP tell the clients */
+    int code; /* what GROUP_FAIL, LAYER_FAIL, QUEUE_CLOSE and STOP tell the clients */
     uint32_t rank;
     struct worker_span span[WORKER_PARAM_COUNT]; /* LAYER_BIND */
     struct {
         uint64_t ops_done, device_ns, errors;
         struct dispatcher_queue_stats {
             uint32_t queue;
-            uint64_t ops_done, device_ns;
+            uint64_t ops_done, device_ns, rows;
         } * queue;
         size_t capacity, count;
     } stats;
+    struct {
+        uint32_t uid;
+        struct worker_claim claim;
+    } share;
     struct {
         uint64_t user_data;
         uint32_t state; /* enum mok_op_state */

@@ -7,6 +7,7 @@
  *   operations.c   an operation from submission to completion; groups that break
  *   phases.c       the engine: who gets it, with which arguments
  *   commands.c     what the control thread asks for
+ *   count.c        numbers for whoever looks from outside
  */
 #ifndef MOK_WORKER_DISPATCHER_INTERNAL_H
 #define MOK_WORKER_DISPATCHER_INTERNAL_H
@@ -27,6 +28,7 @@ struct dispatcher {
     uint32_t chaos_delay_us;
     int bell, epoll, report_fd;
     pthread_t thread;
+    struct mok_stats *stats;
 
     /* both threads, and those of the engine */
     struct worker_mailbox inbox, outbox;
@@ -71,6 +73,8 @@ void operations_abandon(struct dispatcher *d, struct worker_layer *layer);
 void operations_bury(struct dispatcher *d, struct worker_op *op);
 /* Nothing of the group runs any more; all its operations complete with `code`, at once or when the engine lets go. */
 void operations_fail_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank);
+/* The same for one layer, of which `rank` has destroyed its part. */
+void operations_fail_layer(struct dispatcher *d, struct worker_layer *layer, int code, uint32_t rank);
 /* The same because of something that mokd does not know of: it is told `told` and the sentence. */
 void operations_break_group(struct dispatcher *d, struct worker_group *group, int code, uint32_t rank, int told,
                             const char *format, ...) _printf_(6, 7);
@@ -85,6 +89,21 @@ bool operations_use(const struct worker_layer *layer, const struct worker_buffer
 bool phases_poll(struct dispatcher *d);
 /* Gives the engine to the most deserving layer; true if one got it. */
 bool phases_start(struct dispatcher *d);
+
+/* count.c */
+/* A new worker has the page: what belonged to objects of the one before goes, the counters go on. */
+void count_begin(struct mok_stats *stats);
+void count_queue_open(struct dispatcher *d, struct worker_queue *queue);
+void count_queue_gone(struct dispatcher *d, struct worker_queue *queue);
+void count_layer_open(struct dispatcher *d, struct worker_layer *layer);
+void count_layer_gone(struct worker_layer *layer);
+void count_taken(struct dispatcher *d, struct worker_op *op);
+/* A completion goes out; `op` NULL: of a submission that was refused or needed no layer. */
+void count_completed(struct dispatcher *d, struct worker_queue *queue, unsigned opcode, const struct worker_op *op,
+                     const struct mok_cqe *cqe);
+/* The engine starts on a phase of the layer's first operation; has ended it. */
+void count_phase_start(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase);
+void count_phase_end(struct dispatcher *d, struct worker_layer *layer, const struct mok_op_result *result);
 
 /* commands.c */
 bool commands_take(struct dispatcher *d);

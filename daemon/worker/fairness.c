@@ -4,6 +4,10 @@
 
 #include <stddef.h>
 
+#include "mok/types.h"
+
+#define CLASS_FACTOR 16u
+
 static uint32_t weight_of(const struct fair_account *account)
 {
     return account->weight ? account->weight : 1;
@@ -39,13 +43,28 @@ static struct fair_user *find_user(struct fair_share *share, uint32_t uid)
     return NULL;
 }
 
+static const uint32_t class_weight[FAIR_CLASSES] = {
+    [MOK_PRIORITY_LOW] = 1,
+    [MOK_PRIORITY_NORMAL] = CLASS_FACTOR,
+    [MOK_PRIORITY_HIGH] = CLASS_FACTOR * CLASS_FACTOR,
+};
+
+static struct fair_class *class_of(struct fair_share *share, uint32_t priority)
+{
+    uint32_t which = priority < FAIR_CLASSES ? priority : MOK_PRIORITY_NORMAL;
+
+    share->class[which].account.weight = class_weight[which];
+    return &share->class[which];
+}
+
 bool fair_join(struct fair_share *share, struct fair_session *session, uint32_t uid, struct fair_user *spare)
 {
     struct fair_user *user = find_user(share, uid);
     bool taken = !user;
     if (taken) {
         user = spare;
-        *user = (struct fair_user){ .uid = uid, .next = share->users, .account.used = share->clock };
+        struct fair_class *class = class_of(share, MOK_PRIORITY_NORMAL);
+        *user = (struct fair_user){ .uid = uid, .next = share->users, .class = class, .account.used = class->clock };
         share->users = user;
     }
     user->sessions++;
@@ -68,22 +87,45 @@ struct fair_user *fair_leave(struct fair_share *share, struct fair_session *sess
     return user;
 }
 
-void fair_weigh(struct fair_session *session, uint32_t weight)
+static uint32_t bounded(uint32_t weight)
 {
-    if (weight > FAIR_MAX_WEIGHT)
-        weight = FAIR_MAX_WEIGHT;
-    session->account.weight = weight;
-    session->user->account.weight = weight;
+    return weight > FAIR_MAX_WEIGHT ? FAIR_MAX_WEIGHT : weight;
+}
+
+void fair_weigh_session(struct fair_session *session, uint32_t weight)
+{
+    session->account.weight = bounded(weight);
+}
+
+void fair_weigh_user(struct fair_share *share, uint32_t uid, uint32_t weight, uint32_t priority)
+{
+    struct fair_user *user = find_user(share, uid);
+
+    if (!user)
+        return;
+    user->account.weight = bounded(weight);
+    struct fair_class *class = class_of(share, priority);
+    if (user->class == class)
+        return;
+    user->class = class; /* what he was ahead or behind of others there means nothing here */
+    user->account.used = class->clock;
 }
 
 void fair_wake(const struct fair_share *share, struct fair_session *session)
 {
-    forget_idle(&session->user->account, share->clock, share->burst_ns);
+    forget_idle(&session->user->class->account, share->clock, share->burst_ns);
+    forget_idle(&session->user->account, session->user->class->clock, share->burst_ns);
     forget_idle(&session->account, session->user->clock, share->burst_ns);
 }
 
 bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fair_session *b, uint64_t b_order)
 {
+    const struct fair_class *above = a->user->class, *other = b->user->class;
+
+    if (above != other && above->account.used != other->account.used)
+        return above->account.used < other->account.used;
+    if (above != other)
+        return above->account.weight > other->account.weight;
     if (a->user != b->user && a->user->account.used != b->user->account.used)
         return a->user->account.used < b->user->account.used;
     if (a->user == b->user && a->account.used != b->account.used)
@@ -93,8 +135,12 @@ bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fa
 
 void fair_pick(struct fair_share *share, struct fair_session *session)
 {
-    if (session->user->account.used > share->clock)
-        share->clock = session->user->account.used;
+    struct fair_class *class = session->user->class;
+
+    if (class->account.used > share->clock)
+        share->clock = class->account.used;
+    if (session->user->account.used > class->clock)
+        class->clock = session->user->account.used;
     if (session->account.used > session->user->clock)
         session->user->clock = session->account.used;
 }
@@ -103,4 +149,5 @@ void fair_charge(struct fair_session *session, uint64_t device_ns)
 {
     advance(&session->account, device_ns);
     advance(&session->user->account, device_ns);
+    advance(&session->user->class->account, device_ns);
 }

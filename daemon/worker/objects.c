@@ -63,6 +63,9 @@ int objects_queue_make(const Mok__WorkerQueueOpen *request, struct mok_wire_fds 
         return objects_refuse(message, -MOK_ENOMEM, "queue %u: out of memory", request->queue);
     queue->id = request->queue;
     queue->uid = request->uid;
+    queue->weight = request->weight;
+    if (request->share)
+        queue->claim = (struct worker_claim){ request->share->weight, request->share->priority };
     queue->session = request->session;
     queue->doorbell = -1;
     r = queue_map(request, fds, queue, message);
@@ -131,7 +134,6 @@ int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds 
     group->id = request->group;
     group->size = request->size;
     group->rank = request->rank;
-    group->weight = request->weight;
     group->session = request->session;
     for (uint32_t i = 0; i < group->size; i++) /* nobody rings himself */
         group->bell[i] = i == group->rank ? -1 : mok_wire_fds_take(fds, i);

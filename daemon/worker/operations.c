@@ -119,8 +119,11 @@ static void pin_regions(struct worker_op *op, bool pin)
 
 /* ------------------------------------------------------------------ completion */
 
-static void publish(struct dispatcher *d, struct worker_queue *queue, uint32_t slot, struct mok_cqe *cqe)
+/* `op` NULL: it had nothing to do with a layer. */
+static void publish(struct dispatcher *d, struct worker_queue *queue, uint32_t slot, unsigned opcode,
+                    const struct worker_op *op, struct mok_cqe *cqe)
 {
+    count_completed(d, queue, opcode, op, cqe);
     if (!queue->open)
         return;
     cqe->engine = (uint8_t)d->ops->kind;
@@ -128,6 +131,7 @@ static void publish(struct dispatcher *d, struct worker_queue *queue, uint32_t s
         d->errors++;
     queue->ops_done++;
     queue->device_ns += cqe->device_ns;
+    queue->rows += cqe->rows;
     d->ops_done++;
     d->device_ns += cqe->device_ns;
     mok_queue_worker_complete(&queue->ring, slot, cqe);
@@ -180,7 +184,7 @@ static void leave(struct dispatcher *d, struct worker_op *op, struct mok_cqe *cq
     d->something_ended = true;
     if (op->on_stream)
         release_stream(op->queue, op->stream_slot, op->stream_number);
-    publish(d, op->queue, op->slot, cqe);
+    publish(d, op->queue, op->slot, op->opcode, op, cqe);
 }
 
 static void complete(struct dispatcher *d, struct worker_op *op)
@@ -206,8 +210,11 @@ static void complete(struct dispatcher *d, struct worker_op *op)
 
 void operations_bury(struct dispatcher *d, struct worker_op *op)
 {
-    const struct worker_group *group = op->layer->group;
-    struct mok_cqe cqe = { .result = op->dying_code, .detail = group->fault_rank };
+    struct mok_cqe cqe = { .result = op->dying_code };
+    uint32_t rank;
+
+    worker_layer_failure(op->layer, &rank);
+    cqe.detail = rank;
 
     leave(d, op, &cqe);
 }
@@ -224,7 +231,7 @@ static void refuse(struct dispatcher *d, struct worker_queue *queue, uint32_t sl
 
     if (sqe->flags & MOK_SQE_ON_STREAM && queue->stream && sqe->stream_slot < queue->ring.layout.cq_entries)
         release_stream(queue, sqe->stream_slot, sqe->stream_number);
-    publish(d, queue, slot, &cqe);
+    publish(d, queue, slot, sqe->opcode, NULL, &cqe);
 }
 
 /* ------------------------------------------------------------------ groups and queues that break */
@@ -278,6 +285,15 @@ void operations_fail_group(struct dispatcher *d, struct worker_group *group, int
     }
 }
 
+void operations_fail_layer(struct dispatcher *d, struct worker_layer *layer, int code, uint32_t rank)
+{
+    if (layer->code)
+        return;
+    layer->code = code;
+    layer->fault_rank = rank;
+    fail_layer(d, layer, code);
+}
+
 void operations_drop_queue(struct dispatcher *d, struct worker_queue *queue, int code)
 {
     if (!queue->open)
@@ -301,6 +317,7 @@ static void queue_broken(struct dispatcher *d, struct worker_queue *queue)
     snprintf(report->message.text, sizeof(report->message.text), "%s of queue %u is %" PRIu64 " apart, bound %" PRIu64,
              fault->argument == MOK_ARG_SQ_TAIL ? "sq_tail" : "cq_head", queue->id, fault->value, fault->bound);
     operations_drop_queue(d, queue, -MOK_ESESSION);
+    mok_stats_add(&d->stats->broken_queues, 1);
     dispatcher_report(d, report);
 }
 
@@ -317,6 +334,7 @@ void operations_break_group(struct dispatcher *d, struct worker_group *group, in
     vsnprintf(report->message.text, sizeof(report->message.text), format, args);
     va_end(args);
     operations_fail_group(d, group, code, rank);
+    mok_stats_add(&d->stats->broken_groups, 1);
     dispatcher_report(d, report);
 }
 
@@ -445,6 +463,7 @@ static void accept_op(struct dispatcher *d, struct worker_op *op)
     op->dying_code = 0;
     op->device_ns = 0;
     memset(&op->dispatch, 0, sizeof(op->dispatch));
+    count_taken(d, op);
     pin_regions(op, true);
     queue_link(op);
     layer_append(d, op);
@@ -510,6 +529,7 @@ static void make_runnable(struct dispatcher *d, struct worker_layer *layer, enum
 {
     layer->action = action;
     layer->runnable_order = ++d->order;
+    layer->runnable_ns = d->now_ns;
     fair_wake(&d->share, &layer->first->queue->share);
 }
 

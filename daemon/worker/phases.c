@@ -131,6 +131,7 @@ bool phases_poll(struct dispatcher *d)
     if (!d->running || d->ops->poll(d->engine, &result) != 1)
         return false;
     struct worker_layer *layer = d->running;
+    count_phase_end(d, layer, &result);
     d->running = NULL;
     fair_charge(&layer->first->queue->share, result.device_ns);
     phase_done(d, layer, &result);
@@ -153,11 +154,12 @@ static struct worker_layer *most_deserving(struct dispatcher *d)
     return best;
 }
 
-static enum mok_phase phase_of(enum mok_dispatch_action action)
+/* A group of one rank has nobody to wait for between the phases. */
+static enum mok_phase phase_of(const struct dispatcher *d, const struct worker_layer *layer)
 {
-    switch (action) {
+    switch (layer->action) {
     case MOK_ACT_PREPARE:
-        return MOK_PHASE_PREPARE;
+        return d->ops->runs_whole && layer->view.ep == 1 ? MOK_PHASE_WHOLE : MOK_PHASE_PREPARE;
     case MOK_ACT_MAIN:
         return MOK_PHASE_MAIN;
     default:
@@ -174,11 +176,13 @@ bool phases_start(struct dispatcher *d)
     struct worker_layer *layer = most_deserving(d);
     if (!layer)
         return false;
-    enum mok_phase phase = phase_of(layer->action);
+    enum mok_phase phase = phase_of(d, layer);
     dispatcher_chaos(d);
     fair_pick(&d->share, &layer->first->queue->share);
     fill_args(layer, layer->first);
-    if (phase == MOK_PHASE_MAIN && !resolve_peers(d, layer, &result)) {
+    if (phase == MOK_PHASE_WHOLE)
+        mok_dispatch_whole(&layer->first->dispatch, &layer->view, d->now_ns);
+    if ((phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE) && !resolve_peers(d, layer, &result)) {
         phase_done(d, layer, &result);
         return true;
     }
@@ -189,5 +193,7 @@ bool phases_start(struct dispatcher *d)
         return true;
     }
     d->running = layer;
+    d->running_phase = phase;
+    count_phase_start(d, layer, phase);
     return true;
 }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "common/log.h"
+#include "memory.h"
 #include "names.h"
 #include "validate.h"
 
@@ -71,6 +72,17 @@ static int queue_close(struct control *c, const Mok__WorkerQueueClose *request, 
     command->queue->closing = true;
     command->code = request->code < 0 ? request->code : -MOK_ESESSION;
     command->kind = COMMAND_QUEUE_CLOSE;
+    return 0;
+}
+
+static int share(const Mok__WorkerShare *request, struct dispatcher_command *command)
+{
+    if (request->weight < 1 || request->weight > MOK_MAX_WEIGHT)
+        return objects_refuse(&command->report.message, -MOK_ERANGE, "weight: %u, bound 1..%u", request->weight,
+                              MOK_MAX_WEIGHT);
+    command->share.uid = request->uid;
+    command->share.claim = (struct worker_claim){ request->weight, request->priority };
+    command->kind = COMMAND_SHARE;
     return 0;
 }
 
@@ -229,6 +241,17 @@ static int layer_bind(struct control *c, const Mok__WorkerLayerBind *request, st
     return worker_validate_params(&c->tables, command->layer, request->params, command->span, message);
 }
 
+static int layer_fail(struct control *c, const Mok__WorkerLayerFail *request, struct dispatcher_command *command)
+{
+    command->layer = find_layer(c, request->layer);
+    if (!command->layer)
+        return no_such(&command->report.message, "layer", request->layer);
+    command->code = request->code < 0 ? request->code : -MOK_EPEER;
+    command->rank = request->rank;
+    command->kind = COMMAND_LAYER_FAIL;
+    return 0;
+}
+
 static int layer_close(struct control *c, const Mok__WorkerLayerClose *request, struct dispatcher_command *command)
 {
     command->layer = find_layer(c, request->layer);
@@ -241,7 +264,7 @@ static int layer_close(struct control *c, const Mok__WorkerLayerClose *request, 
 
 /* ------------------------------------------------------------------ questions */
 
-/* Queues in one answer: at 30 bytes each at most, half a packet. */
+/* Queues in one answer: at 42 bytes each at most, two thirds of a packet. */
 #define STATS_QUEUES 1000u
 
 static int ping(struct control *c, struct dispatcher_command *command)
@@ -269,14 +292,46 @@ static int op_query(struct control *c, const Mok__OpQuery *request, struct dispa
 /* ------------------------------------------------------------------ start */
 
 /* The doorbell is read after each wake-up, which must not wait for the next one. */
-static int take_bell(struct mok_wire_fds *fds, int *ret_bell, struct mok_message *message)
+static int take_bell(const Mok__WorkerStart *request, struct mok_wire_fds *fds, int *ret_bell,
+                     struct mok_message *message)
 {
-    if (mok_wire_fds_expect(fds, 1) < 0)
-        return objects_refuse(message, -MOK_EPROTO, "descriptors: bound 1, the doorbell of this worker");
+    if (mok_wire_fds_expect(fds, request->stats_bytes ? 2 : 1) < 0)
+        return objects_refuse(message, -MOK_EPROTO,
+                              "descriptors: bound 1, the doorbell of this worker, and the page for its numbers if any");
     if (fcntl(fds->fd[0], F_SETFL, fcntl(fds->fd[0], F_GETFL) | O_NONBLOCK) < 0)
         return objects_refuse(message, -MOK_EIO, "doorbell: %m");
     *ret_bell = mok_wire_fds_take(fds, 0);
     return 0;
+}
+
+/* Where numbers go that nobody asked for: they are counted all the same, which is simpler than to ask each time. */
+static int map_stats(const Mok__WorkerStart *request, const struct mok_wire_fds *fds, struct control *c,
+                     struct mok_message *message)
+{
+    void *page = NULL;
+
+    if (!request->stats_bytes) {
+        c->stats = calloc(1, sizeof(*c->stats));
+        return c->stats ? 0 : objects_refuse(message, -MOK_ENOMEM, "numbers: out of memory");
+    }
+    if (request->stats_bytes < sizeof(*c->stats))
+        return objects_refuse(message, -MOK_ESIZE, "stats_bytes: %" PRIu64 ", bound at least %zu", request->stats_bytes,
+                              sizeof(*c->stats));
+    int r = mok_memory_map(fds->fd[1], sizeof(*c->stats), MOK_MAP_WRITE, &page);
+    if (r < 0)
+        return objects_refuse(message, r, "numbers: the page cannot be mapped: %s", mok_error_text(r));
+    c->stats = page;
+    c->stats_mapped = true;
+    return 0;
+}
+
+void control_release_stats(struct control *c)
+{
+    if (c->stats_mapped)
+        mok_memory_unmap(c->stats, sizeof(*c->stats));
+    else
+        free(c->stats);
+    c->stats = NULL;
 }
 
 static int start_threads(struct control *c, const struct dispatcher_config *config, struct mok_message *message)
@@ -324,7 +379,9 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
     if (!config.ops)
         return objects_refuse(message, -MOK_ENOTSUP, "kind: %u (%s), this build has no such engine", request->kind,
                               mok_device_kind_text(request->kind));
-    int r = take_bell(fds, &bell, message);
+    int r = take_bell(request, fds, &bell, message);
+    if (r == 0 && !c->stats)
+        r = map_stats(request, fds, c, message);
     if (r < 0)
         return r;
     r = config.ops->probe(&config.engine, &c->on.limits, message);
@@ -334,6 +391,7 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
         return r;
     c->on.ops = config.ops;
     config.bell = bell;
+    config.stats = c->stats;
     r = start_threads(c, &config, message);
     if (r < 0)
         return r;
@@ -370,6 +428,8 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
         return queue_open(c, request->queue_open, fds, command);
     case MOK__WORKER_REQUEST__BODY_QUEUE_CLOSE:
         return queue_close(c, request->queue_close, command);
+    case MOK__WORKER_REQUEST__BODY_SHARE:
+        return share(request->share, command);
     case MOK__WORKER_REQUEST__BODY_STREAM_OPEN:
         return stream_open(c, request->stream_open, fds, command);
     case MOK__WORKER_REQUEST__BODY_BUFFER_MAP:
@@ -388,6 +448,8 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
         return layer_bind(c, request->layer_bind, command);
     case MOK__WORKER_REQUEST__BODY_LAYER_CLOSE:
         return layer_close(c, request->layer_close, command);
+    case MOK__WORKER_REQUEST__BODY_LAYER_FAIL:
+        return layer_fail(c, request->layer_fail, command);
     case MOK__WORKER_REQUEST__BODY_PING:
         return ping(c, command);
     case MOK__WORKER_REQUEST__BODY_OP_QUERY:

@@ -19,6 +19,7 @@
 #include "mok/ring_abi.h"
 #include "queue.h"
 #include "report.h"
+#include "stats.h"
 
 #define worker_container_of(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
@@ -67,7 +68,7 @@ static inline uint64_t worker_buffer_key(uint32_t buffer, uint32_t rank)
 struct worker_group {
     struct worker_node control_node, dispatch_node;
     /* identity */
-    uint32_t id, size, rank, weight;
+    uint32_t id, size, rank;
     uint64_t session;
     int *bell; /* [size], eventfds of the workers of all ranks */
     bool closing;
@@ -92,10 +93,17 @@ struct worker_buffer {
     uint32_t pins; /* operations, running phases and bindings that hold the address */
 };
 
+/* A user's claim to the device; weight 0: none is said. */
+struct worker_claim {
+    uint32_t weight, priority;
+};
+
 struct worker_queue {
     struct worker_node control_node, dispatch_node;
     /* identity */
     uint32_t id, uid;
+    uint32_t weight;           /* of the session */
+    struct worker_claim claim; /* of its user */
     uint64_t session;
     int doorbell;
     bool closing;
@@ -108,7 +116,8 @@ struct worker_queue {
     struct mok_queue_worker ring;
     struct fair_session share;
     struct worker_op *first, *last; /* in flight, oldest first */
-    uint64_t ops_done, device_ns;
+    uint64_t ops_done, device_ns, rows;
+    struct mok_stats_queue *stats; /* NULL: there are too many queues to count it apart */
     bool open;                   /* false once broken or closed: nothing is taken or completed any more */
     struct fair_user *left_user; /* account of a user whose last queue this was */
     struct worker_report broken;
@@ -164,8 +173,11 @@ struct worker_layer {
     struct worker_op *first, *last;   /* operations, in the order in which they run */
     struct mok_dispatch_op withdrawn; /* completed by a cancel, but the ranks are not done with its number */
     bool draining;                    /* `withdrawn` comes before `first` */
+    int code;                         /* 0, or -MOK_E*: a rank has destroyed its part, nothing of it runs any more */
+    uint32_t fault_rank;              /* with code */
     enum mok_dispatch_action action;  /* what the first operation waits to get from the engine, or WAIT */
-    uint64_t runnable_order;
+    uint64_t runnable_order, runnable_ns;
+    struct mok_stats_layer *stats; /* NULL: there are too many layers to count it apart */
     struct mok_op_args args;
     uint32_t peer_pins;
     struct worker_layer *active_previous, *active_next; /* layers that have operations */
@@ -187,10 +199,23 @@ struct worker_op {
     bool cancelled; /* before it was ready; it is withdrawn once it is */
     int dying_code; /* completes with this once the engine has let go of it; never runs again */
     uint64_t device_ns;
+    uint64_t taken_ns, waits_ns; /* when it was taken; since when it waits for its peers */
     struct worker_span region[MOK_REGION_COUNT];
     struct mok_dispatch_op dispatch;
     struct worker_op *layer_next;
     struct worker_op *queue_previous, *queue_next;
 };
+
+/* Why nothing of a layer runs any more: 0, or -MOK_E* and the rank at fault. The group's reason is the stronger one. */
+static inline int worker_layer_failure(const struct worker_layer *layer, uint32_t *ret_rank)
+{
+    *ret_rank = layer->group->code ? layer->group->fault_rank : layer->fault_rank;
+    return layer->group->code ? layer->group->code : layer->code;
+}
+
+static inline bool worker_layer_is_over(const struct worker_layer *layer)
+{
+    return layer->group->code || layer->code;
+}
 
 #endif

@@ -118,9 +118,11 @@ static int check_layer(const struct worker_layer *layer, const struct worker_que
 {
     if (!layer || layer->queue != queue || layer->session != queue->session)
         return fault(ret, -MOK_ENOENT, MOK_ARG_LAYER, sqe->layer, 0);
-    if (layer->group->code) {
-        fault(ret, layer->group->code, MOK_ARG_RANKS, layer->group->fault_rank, layer->group->size);
-        ret->detail = layer->group->fault_rank;
+    uint32_t rank;
+    int code = worker_layer_failure(layer, &rank);
+    if (code) {
+        fault(ret, code, MOK_ARG_RANKS, rank, layer->group->size);
+        ret->detail = rank;
         return ret->code;
     }
     if (sqe->tokens > layer->plan.spec.max_tokens)

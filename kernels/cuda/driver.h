@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The driver calls that the runtime does not offer, found at run time so that no program of ours links libcuda:
- * tensor maps, and memory that can be shared by descriptor. Each allocation is its own, zeroed before it is exported.
+ * tensor maps, writes in the order of a stream, and memory that can be shared by descriptor. Each allocation is its own, zeroed before it is exported.
  */
 #ifndef MOK_CUDA_DRIVER_H
 #define MOK_CUDA_DRIVER_H
@@ -22,6 +22,7 @@ struct mok_cuda_driver {
     __typeof__(cuMemMap) *map;
     __typeof__(cuMemUnmap) *unmap;
     __typeof__(cuMemSetAccess) *set_access;
+    __typeof__(cuStreamWriteValue32) *write_value;
 };
 
 int mok_cuda_driver_load(struct mok_cuda_driver *ret, struct mok_message *message);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../args.h"
@@ -19,15 +20,18 @@
 #include "layout.h"
 
 #define WAIT_LIMIT_NS 10000000000ull
+#define FAULT_LOOK_NS 1000000u /* a phase that has not ended is asked about so often: the device may have failed */
 
 struct mok_engine {
     struct mok_engine_config config;
     struct mok_cuda_driver driver;
     uint32_t blocks; /* of the megakernel */
     cudaStream_t stream, side;
-    cudaEvent_t began, ended;
+    uint32_t number;                /* of the phase started last */
+    uint64_t started_ns, looked_ns; /* when it was, and when the device was last asked */
     struct mok_cuda_report *report; /* host memory that the device writes */
-    uint32_t *abort_word;           /* device memory */
+    uint32_t *abort_word;           /* device memory, 256 bytes */
+    uint32_t *bad_id;               /* behind it: a bad id was found, the rest of the operation does nothing */
     bool running, aborted;
     enum mok_phase phase; /* started last */
     struct mok_engine_layer *layer;
@@ -103,10 +107,6 @@ static void cuda_close(struct mok_engine *engine)
             cudaMemcpyAsync(engine->abort_word, &one, sizeof(one), cudaMemcpyHostToDevice, engine->side);
         if (engine->stream)
             cudaStreamSynchronize(engine->stream);
-        if (engine->began)
-            cudaEventDestroy(engine->began);
-        if (engine->ended)
-            cudaEventDestroy(engine->ended);
         if (engine->side)
             cudaStreamDestroy(engine->side);
         if (engine->stream)
@@ -127,10 +127,6 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
-        r = check(cudaEventCreate(&e->began), "making an event", message);
-    if (r == 0)
-        r = check(cudaEventCreate(&e->ended), "making an event", message);
-    if (r == 0)
         r = check(cudaHostAlloc((void **)&e->report, sizeof(*e->report), cudaHostAllocPortable | cudaHostAllocMapped),
                   "allocating the report", message);
     if (r == 0)
@@ -139,6 +135,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
         r = check(cudaMemset(e->abort_word, 0, 256), "clearing the abort word", message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
+    if (r == 0)
+        e->bad_id = e->abort_word + 32;
     return r;
 }
 
@@ -212,6 +210,7 @@ static void fill_schedule(struct mok_engine_layer *l)
         .row_dst = (uint64_t *)(m + l->layout.row_dst),
         .shared_y = spec->shared_intermediate ? m + l->layout.shared_y : NULL,
         .report = l->engine->report,
+        .bad_id = l->engine->bad_id,
     };
     for (uint32_t r = 0; r < spec->ep; r++) {
         l->schedule.ids[r] = (const int32_t *)(l->symmetric[r] + l->plan.sym_ids);
@@ -362,6 +361,7 @@ static int save_context(struct mok_engine_layer *l, const struct mok_op_args *ar
         .weight = (const float *)(own + l->plan.sym_topk_weight),
         .slots = (uint64_t)args->tokens * l->plan.spec.topk,
         .head = l->schedule.head,
+        .bad_id = l->engine->bad_id,
         .to = (struct mok_context_header *)context,
         .to_ids = (int32_t *)(context + l->plan.ctx_ids),
         .to_weight = (float *)(context + l->plan.ctx_topk_weight),
@@ -393,7 +393,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
-static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, uint32_t *bad_id, void *stream)
 {
     uint8_t *own = l->symmetric[l->plan.spec.rank];
     struct mok_cuda_prepare_args a = {
@@ -404,6 +404,7 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
         .sym_ids = (int32_t *)(own + l->plan.sym_ids),
         .sym_weight = (float *)(own + l->plan.sym_topk_weight),
         .report = l->engine->report,
+        .bad_id = bad_id,
     };
     return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -417,6 +418,7 @@ static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *
         .slots = own + l->plan.sym_slots,
         .shared = l->schedule.shared_y,
         .out = args->out,
+        .bad_id = l->engine->bad_id,
         .tokens = args->tokens,
         .topk = l->plan.spec.topk,
         .hidden = l->plan.spec.hidden,
@@ -434,10 +436,20 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
         mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
         return;
     }
-    if (phase == MOK_PHASE_PREPARE)
+    if (phase == MOK_PHASE_WHOLE && layer->plan.spec.ep != 1)
+        mok_args_refuse(ret, -MOK_EARG, MOK_ARG_RANKS, layer->plan.spec.ep);
+    else if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE)
         mok_args_check(&layer->plan, args, ret);
-    else if (phase == MOK_PHASE_MAIN)
+    if (ret->status == 0 && (phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE))
         mok_args_check_peers(&layer->plan, args, ret);
+}
+
+static int enqueue_whole(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
+    int r = enqueue_prepare(l, args, l->engine->bad_id, stream);
+    if (r == 0)
+        r = enqueue_main(l, args, stream);
+    return r == 0 ? enqueue_reduce(l, args, stream) : r;
 }
 
 int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
@@ -455,11 +467,13 @@ int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *a
         return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
-        return enqueue_prepare(layer, args, stream);
+        return enqueue_prepare(layer, args, NULL, stream);
     case MOK_PHASE_MAIN:
         return enqueue_main(layer, args, stream);
     case MOK_PHASE_REDUCE:
         return enqueue_reduce(layer, args, stream);
+    case MOK_PHASE_WHOLE:
+        return enqueue_whole(layer, args, stream);
     }
     return -MOK_EARG;
 }
@@ -486,12 +500,17 @@ int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret)
     const volatile struct mok_cuda_report *report = e->report;
     struct mok_op_result r = e->refused;
 
-    if (r.status == 0 && e->phase == MOK_PHASE_PREPARE && report->bad_slot_flat != UINT64_MAX) {
+    bool prepared = e->phase == MOK_PHASE_PREPARE || e->phase == MOK_PHASE_WHOLE;
+    bool ran = e->phase == MOK_PHASE_MAIN || e->phase == MOK_PHASE_WHOLE;
+
+    if (r.status == 0 && prepared && report->bad_slot_flat != UINT64_MAX) {
         int code = report_bad_slot(layer, report->bad_slot_flat, &r);
         if (code < 0)
             return code;
+        if (cudaMemset(e->bad_id, 0, sizeof(*e->bad_id)) != cudaSuccess)
+            return -MOK_EDEVICE;
     }
-    if (r.status == 0 && e->phase == MOK_PHASE_MAIN) {
+    if (r.status == 0 && ran) {
         r.rows = report->rows;
         r.schedule_ns = report->schedule_to_ns - report->schedule_from_ns;
         if (report->tripped) {
@@ -520,6 +539,14 @@ static void CUDART_CB ring(void *data)
     e->config.notify(e->config.cookie);
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
 static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase)
 {
     struct mok_engine *e = layer->engine;
@@ -527,12 +554,14 @@ static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *
 
     if (e->running)
         return -MOK_EBUSY;
-    if (cudaSetDevice((int)e->config.index) != cudaSuccess || cudaEventRecord(e->began, e->stream) != cudaSuccess)
-        return -MOK_EDEVICE;
+    e->started_ns = e->looked_ns = now_ns();
     r = mok_cuda_enqueue(layer, args, phase, e->stream);
     if (r < 0)
         return r;
-    if (cudaEventRecord(e->ended, e->stream) != cudaSuccess ||
+    /* A word in host memory costs a poll nothing; an event would cost two records, a query a poll and a subtraction. */
+    e->number++;
+    if (e->driver.write_value((CUstream)e->stream, (CUdeviceptr)&e->report->ended, e->number,
+                              CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS ||
         (e->config.notify && cudaLaunchHostFunc(e->stream, ring, e) != cudaSuccess))
         return -MOK_EDEVICE;
     e->running = true;
@@ -549,25 +578,35 @@ static void settle_abort(struct mok_engine *e, struct mok_op_result *result)
         result->status = -MOK_ECANCELED;
 }
 
+/* The device will not end the running phase any more. */
+static bool has_failed(struct mok_engine *e)
+{
+    uint64_t now = now_ns();
+
+    if (now - e->looked_ns < FAULT_LOOK_NS)
+        return false;
+    e->looked_ns = now;
+    if (cudaSetDevice((int)e->config.index) != cudaSuccess)
+        return true;
+    cudaError_t status = cudaStreamQuery(e->stream);
+    return status != cudaSuccess && status != cudaErrorNotReady;
+}
+
 static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret)
 {
     struct mok_op_result result = { 0 };
-    float ms = 0.0f;
-    cudaError_t e;
 
     if (!engine->running)
         return 0;
-    if (cudaSetDevice((int)engine->config.index) != cudaSuccess)
-        return -MOK_EDEVICE;
-    e = cudaEventQuery(engine->ended);
-    if (e == cudaErrorNotReady)
+    bool ended = __atomic_load_n(&engine->report->ended, __ATOMIC_ACQUIRE) == engine->number;
+    if (!ended && !has_failed(engine))
         return 0;
     engine->running = false;
-    if (e != cudaSuccess || mok_cuda_outcome(engine->layer, &result) < 0) {
+    if (!ended || cudaSetDevice((int)engine->config.index) != cudaSuccess ||
+        mok_cuda_outcome(engine->layer, &result) < 0) {
         result.status = -MOK_EDEVICE;
     } else {
-        if (cudaEventElapsedTime(&ms, engine->began, engine->ended) == cudaSuccess)
-            result.device_ns = (uint64_t)((double)ms * 1e6);
+        result.device_ns = now_ns() - engine->started_ns;
         if (engine->aborted)
             settle_abort(engine, &result);
     }
@@ -587,6 +626,7 @@ static void cuda_abort(struct mok_engine *engine)
 const struct mok_engine_ops mok_cuda_engine = {
     .name = "cuda",
     .kind = MOK_DEVICE_CUDA,
+    .runs_whole = true,
     .probe = cuda_probe,
     .open = cuda_open,
     .close = cuda_close,

@@ -93,6 +93,7 @@ struct mok_cuda_report {
     uint64_t rows;
     uint64_t schedule_from_ns, schedule_to_ns; /* of the device's clock */
     struct mok_cuda_trip trip;
+    uint32_t ended; /* number of the phase that ended last; written by the stream behind its kernels */
 };
 
 /* Offsets in bytes from the start of the private workspace. */
@@ -133,6 +134,7 @@ struct mok_cuda_schedule_args {
     uint64_t ring_rows;
     uint64_t slots; /* over all ranks */
     uint64_t counters;
+    const uint32_t *bad_id; /* not 0: leave no task */
     struct mok_cuda_head *head;
     struct mok_cuda_segment *segments;
     struct mok_cuda_chunk *chunks;
@@ -178,6 +180,7 @@ struct mok_cuda_reduce_args {
     const float *weight;
     const void *slots, *shared;
     void *out;
+    const uint32_t *bad_id; /* not 0: do nothing */
     uint32_t tokens, topk, hidden, accumulate;
 };
 
@@ -189,6 +192,7 @@ struct mok_cuda_prepare_args {
     int32_t *sym_ids;
     float *sym_weight;
     struct mok_cuda_report *report;
+    uint32_t *bad_id; /* not NULL: set for a bad id, so that the kernels behind this one do nothing */
 };
 
 /* What a context keeps beside the ring. */
@@ -198,6 +202,7 @@ struct mok_cuda_save_args {
     const float *weight;
     uint64_t slots;
     const struct mok_cuda_head *head;
+    const uint32_t *bad_id; /* not 0: do nothing */
     struct mok_context_header *to;
     int32_t *to_ids;
     float *to_weight;

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__
     const uint64_t token = blockIdx.x;
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    if (column >= vectors)
+    if (column >= vectors || __ldcg(a.bad_id))
         return;
     const uint4 *slot = static_cast<const uint4 *>(a.slots) + token * a.topk * vectors + column;
     const int32_t *ids = a.ids + token * a.topk;

@@ -35,8 +35,11 @@ __global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a)
         int32_t id = a.ids[i];
         a.sym_ids[i] = id;
         a.sym_weight[i] = a.weight[i];
-        if (id < -1 || id >= (int32_t)a.experts)
+        if (id < -1 || id >= (int32_t)a.experts) {
             atomicMin_system(reinterpret_cast<unsigned long long *>(&a.report->bad_slot_flat), (unsigned long long)i);
+            if (a.bad_id != nullptr)
+                *a.bad_id = 1;
+        }
     }
 }
 
@@ -46,6 +49,8 @@ __global__ void save_kernel(const __grid_constant__ mok_cuda_save_args a)
 {
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
+    if (__ldcg(a.bad_id))
+        return;
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots;
          i += (uint64_t)gridDim.x * blockDim.x) {
         a.to_ids[i] = a.ids[i];
@@ -505,6 +510,12 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
 
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
+    /* the word is constant until the operation's end, so that all threads of the cluster agree */
+    if (__ldcg(a.bad_id)) {
+        if (block == 0 && threadIdx.x == 0)
+            a.head->tasks = a.head->macrobatches = 0;
+        return;
+    }
     if (block == 0 && threadIdx.x == 0)
         a.report->schedule_from_ns = mok::timer_ns();
     count_slots(a, s, begin, end);

@@ -291,6 +291,8 @@ static const struct mok_host_program *program_of(const struct mok_op_args *args,
         return args->kind == MOK_KIND_FORWARD ? &mok_host_forward : &mok_host_backward;
     case MOK_PHASE_REDUCE:
         return &mok_host_reduce;
+    case MOK_PHASE_WHOLE:
+        break;
     }
     return NULL;
 }
@@ -307,13 +309,49 @@ static void clear_progress(struct mok_engine_layer *layer, enum mok_phase phase)
         layer->progress[(size_t)stage * layer->max_slots] = (struct mok_host_progress){ 0, 0 };
 }
 
+/* With the lock held. `before`: what the operation's phases before this one say; a refused phase ends as one that
+ * failed, in a thread of ours. */
+static void begin_phase(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
+                        const struct mok_host_op *before)
+{
+    struct mok_engine *engine = layer->engine;
+    struct mok_op_result result = before->result;
+
+    clear_progress(layer, phase);
+    if (phase == MOK_PHASE_PREPARE)
+        mok_host_check_args(layer, args, &result);
+    else if (phase == MOK_PHASE_MAIN)
+        mok_host_check_peers(layer, args, &result);
+    engine->op = (struct mok_host_op){
+        .layer = layer,
+        .args = args,
+        .program = program_of(args, phase),
+        .started_ns = before->started_ns,
+        .active = true,
+        .phase = phase,
+        .whole = before->whole,
+        .result = result,
+    };
+    engine->phase++;
+    pthread_cond_broadcast(&engine->work);
+}
+
+bool mok_host_next_phase(struct mok_engine *engine)
+{
+    struct mok_host_op before = engine->op;
+
+    if (!before.whole || before.result.status < 0 || engine->aborted || before.phase == MOK_PHASE_REDUCE)
+        return false;
+    begin_phase(before.layer, before.args, before.phase + 1, &before);
+    return true;
+}
+
 static int host_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase)
 {
     struct mok_engine *engine = layer->engine;
-    const struct mok_host_program *program = program_of(args, phase);
-    struct mok_op_result refused = { 0 };
+    struct mok_host_op nothing = { .whole = phase == MOK_PHASE_WHOLE };
 
-    if (!program)
+    if (nothing.whole ? layer->plan.spec.ep != 1 : !program_of(args, phase))
         return -MOK_EARG;
     pthread_mutex_lock(&engine->lock);
     if (engine->op.active || engine->ended) {
@@ -321,22 +359,9 @@ static int host_start(struct mok_engine_layer *layer, const struct mok_op_args *
         return -MOK_EBUSY;
     }
     take_over_scratch(engine);
-    clear_progress(layer, phase);
-    if (phase == MOK_PHASE_PREPARE)
-        mok_host_check_args(layer, args, &refused);
-    else if (phase == MOK_PHASE_MAIN)
-        mok_host_check_peers(layer, args, &refused);
-    engine->op = (struct mok_host_op){
-        .layer = layer,
-        .args = args,
-        .program = program,
-        .started_ns = mok_host_now_ns(),
-        .active = true,
-        .result = refused, /* a refused phase ends as one that failed, in a thread of ours */
-    };
     engine->aborted = false;
-    engine->phase++;
-    pthread_cond_broadcast(&engine->work);
+    nothing.started_ns = mok_host_now_ns();
+    begin_phase(layer, args, nothing.whole ? MOK_PHASE_PREPARE : phase, &nothing);
     pthread_mutex_unlock(&engine->lock);
     return 0;
 }
@@ -368,6 +393,7 @@ static void host_abort(struct mok_engine *engine)
 const struct mok_engine_ops mok_host_engine = {
     .name = "host",
     .kind = MOK_DEVICE_HOST,
+    .runs_whole = true,
     .probe = host_probe,
     .open = host_open,
     .close = host_close,

@@ -136,6 +136,8 @@ struct mok_host_op {
     uint64_t wgrads;      /* groups of MOK_STAGE_WGRAD that are complete */
     uint32_t running, inside, entered;
     bool active;
+    enum mok_phase phase;
+    bool whole; /* the next phase follows by itself */
     struct mok_op_result result;
 };
 
@@ -183,6 +185,9 @@ static inline uint64_t mok_host_turns(const struct mok_host_op *op, enum mok_hos
 
 /* pool.c */
 uint64_t mok_host_now_ns(void);
+/* Of a whole operation: begins the phase behind the one that has ended. With the lock held; false: that was the last. */
+bool mok_host_next_phase(struct mok_engine *engine);
+
 int mok_host_pool_start(struct mok_engine *engine, struct mok_message *message);
 void mok_host_pool_stop(struct mok_engine *engine);
 /* Ends the operation with a failure; the first one counts. */

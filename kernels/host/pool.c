@@ -178,11 +178,13 @@ static void run_tasks(struct mok_engine *engine, struct mok_host_unit *unit)
     pthread_cond_broadcast(&engine->moved);
 }
 
-/* The last unit to leave ends the phase. Called and returns with the lock held. */
+/* The last unit to leave ends the phase; the next one of a whole operation begins at once. Called and returns with the lock held. */
 static void end_phase(struct mok_engine *engine)
 {
     struct mok_host_op *op = &engine->op;
 
+    if (mok_host_next_phase(engine))
+        return;
     op->active = false;
     op->result.device_ns = mok_host_now_ns() - op->started_ns;
     engine->ended = true;

@@ -35,6 +35,14 @@ bool mok_host_schedule_ready(const struct mok_host_op *op, const struct mok_host
     }
 }
 
+static uint64_t minibatches(const struct mok_host_op *op)
+{
+    const struct mok_plan *plan = &op->layer->plan;
+    uint64_t whole = op->padded_rows / plan->ring_rows, rest = op->padded_rows % plan->ring_rows;
+
+    return whole * mok_div_up(plan->ring_rows, plan->minibatch_rows) + mok_div_up(rest, plan->minibatch_rows);
+}
+
 static void scan(struct mok_host_op *op)
 {
     const struct mok_plan *plan = &op->layer->plan;
@@ -45,6 +53,10 @@ static void scan(struct mok_host_op *op)
     op->macrobatches = mok_schedule_macrobatches(schedule, plan->ring_rows);
     op->slots = (uint32_t)mok_div_up(mok_min_u64(plan->ring_rows, op->padded_rows), plan->minibatch_rows);
     op->result.rows = schedule->rows;
+    op->result.expert_rows = schedule->expert_rows;
+    op->result.padded_rows = op->padded_rows;
+    op->result.macrobatches = op->macrobatches;
+    op->result.minibatches = minibatches(op);
     if (op->args->kind == MOK_KIND_BACKWARD && op->args->context_mode == MOK_CONTEXT_FULL &&
         op->layer->kept_rows != mok_min_u64(plan->ring_rows, op->padded_rows))
         mok_host_fail(op, -MOK_EARG, MOK_ARG_CONTEXT); /* not the context of these ranks' forward */

@@ -49,7 +49,9 @@ extern "C" {
     X(33, BUSY, "in use")                                                                          \
     X(34, IO, "system call failed")                                                                \
     X(35, INTERNAL, "internal error")                                                              \
-    X(36, SHARING, "this process does not share the GPU as mokd does")
+    X(36, SHARING, "this process does not share the GPU as mokd does")                             \
+    X(37, DRAIN, "the device takes nothing new, it is being drained")                              \
+    X(38, EXCLUSIVE, "another group has the device alone")
 
 enum mok_error {
 #define MOK_ERROR_ENUM(code, name, text) MOK_E##name = code,
@@ -71,6 +73,13 @@ enum mok_context_mode {
     MOK_CONTEXT_RECOMPUTE = 2, /* routing only; backward replays everything */
 };
 
+/* Class of a user's operations on a device: how much of it a class gets against the others is in ABI.md. */
+enum mok_priority {
+    MOK_PRIORITY_NORMAL = 0,
+    MOK_PRIORITY_HIGH = 1,
+    MOK_PRIORITY_LOW = 2,
+};
+
 enum mok_device_kind {
     MOK_DEVICE_HOST = 1,
     MOK_DEVICE_CUDA = 2,
@@ -85,6 +94,7 @@ enum mok_device_kind {
 #define MOK_DIM_MULTIPLE 16u        /* hidden and intermediate are multiples of this */
 #define MOK_MAX_TOKENS (1u << 24)   /* tokens of a rank */
 #define MOK_MAX_DEVICES 64u         /* devices of a node */
+#define MOK_MAX_WEIGHT 1000u        /* of a user or a session, in the fair share of a device */
 
 #ifdef __cplusplus
 }

@@ -18,6 +18,9 @@
 #define MOK_WIRE_MAX_FDS 253u                 /* of a packet; what Linux carries */
 #define MOK_WIRE_MAX_UNPACKED (1024u * 1024u) /* memory that unpacking one message may take */
 
+/* Bits of Hello's features, which both sides must have. */
+#define MOK_FEATURE_RESUME (UINT64_C(1) << 0) /* sessions that go on with the next mokd */
+
 /* Descriptors that came with a message. Whatever is still in here when it is closed, is closed. */
 struct mok_wire_fds {
     size_t count;

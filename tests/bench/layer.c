@@ -225,7 +225,7 @@ static int run_shape(const struct options *o, const struct shape *shape, const s
 static int usage(FILE *file)
 {
     fprintf(file, "Usage: mok-bench layer [OPTIONS]\n"
-                  "  --engine host|cuda      engine to measure; cuda has only --shape, --tokens, --rounds, --json and --poll US\n"
+                  "  --engine host|cuda      engine to measure; cuda has options of its own (--engine cuda --help)\n"
                   "  --shape NAME            one shape; default: all (");
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         fprintf(file, "%s%s", i ? ", " : "", shapes[i].name);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mok-bench layer --engine cuda: the forward pass on one GPU, through mokd in the order of a CUDA stream, alternated
- * with the same kernels launched in this process on the same buffers. What is left between the two is what the daemon
- * costs. CUDA events round each operation; medians. `queued`: several operations in a row on the stream, time of one.
+ * mok-bench layer --engine cuda: a layer on one or several GPUs, through mokd in the order of CUDA streams, alternated
+ * with the same kernels launched in this process on the same inputs. What is left between the two is what the daemon
+ * costs. CUDA events round each operation, the slowest rank counts; medians. `queued`: several operations in a row on
+ * the stream, time of one.
  */
 #include <cuda_runtime_api.h>
 #include <getopt.h>
@@ -12,303 +13,121 @@
 #include <string.h>
 
 #include "bench.h"
-#include "cuda/engine.h"
 #include "layer_cuda.h"
+#include "layer_cuda_rank.h"
 #include "mok/mok.h"
 #include "stack.h"
 
-enum { MAX_ROUNDS = 1000, WARM = 10, QUEUED = 8, PATTERN_BYTES = 4 << 20 };
+enum { MAX_ROUNDS = 1000, WARM = 10, QUEUED = 8 };
 
+/* `local`: experts of a rank, more where `topk` needs them; 0: `experts` in all. */
 struct shape {
     const char *name;
-    uint32_t hidden, intermediate, experts, topk;
+    uint32_t hidden, intermediate, local, experts, topk;
 };
 
 static const struct shape shapes[] = {
-    { "kimi", 7168, 2048, 8, 8 }, { "glm", 6144, 2048, 8, 8 },      { "qwen", 4096, 1024, 10, 10 },
-    { "dsv4", 7168, 3072, 6, 6 }, { "mixtral", 4096, 14336, 8, 2 }, { "qwen3-30b", 2048, 768, 128, 8 },
-    { "small", 1024, 512, 8, 2 },
+    { "kimi", 7168, 2048, 6, 0, 8 }, { "glm", 6144, 2048, 4, 0, 8 },      { "qwen", 4096, 1024, 8, 0, 10 },
+    { "dsv4", 7168, 3072, 6, 0, 6 }, { "mixtral", 4096, 14336, 0, 8, 2 }, { "qwen3-30b", 2048, 768, 0, 128, 8 },
+    { "small", 1024, 512, 8, 0, 2 }, { "tiny", 128, 64, 4, 0, 2 },
 };
+
+static const char *routing_names[] = { "uniform", "zipf", "hot-rank", "hot-expert" };
 
 struct options {
-    const char *shape; /* NULL: all */
-    uint32_t tokens, rounds, poll_us;
+    const char *shape; /* NULL: all, but for the last, which is for tests */
+    uint32_t tokens, rounds, poll_us, ep, gpus, memory_gib;
+    enum workload_routing routing;
+    uint32_t context_mode;
+    uint64_t ring_bytes;
+    uint32_t minibatch_rows;
+    bool backward;
 };
-
-struct layer {
-    const struct shape *shape;
-    uint32_t tokens;
-    mok_session *session;
-    mok_group *group;
-    mok_layer *layer;
-    mok_buffer *x, *ids, *weight, *out, *gate, *up, *down;
-    cudaStream_t stream;
-    cudaEvent_t from, to;
-    /* in process */
-    struct mok_engine *engine;
-    struct mok_engine_layer *own;
-    struct mok_plan plan;
-    void *symmetric, *private_memory;
-    struct mok_peer peer;
-    struct mok_op_args args;
-};
-
-static int say(const char *what)
-{
-    fprintf(stderr, "mok-bench: %s: %s\n", what, mok_last_error());
-    return -1;
-}
-
-static int cuda(cudaError_t e, const char *what)
-{
-    if (e == cudaSuccess)
-        return 0;
-    fprintf(stderr, "mok-bench: %s: %s\n", what, cudaGetErrorString(e));
-    return -1;
-}
-
-/* ------------------------------------------------------------------ inputs */
-
-static uint64_t draw(uint64_t *state)
-{
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    return *state;
-}
-
-/* Random BF16 of about unit size times `scale`, repeated with a period that no tile has. */
-static int fill(mok_buffer *buffer, float scale, uint64_t seed)
-{
-    uint64_t bytes = mok_buffer_size(buffer), state = seed;
-    uint64_t period = PATTERN_BYTES - 34;
-    uint16_t *pattern = malloc(PATTERN_BYTES);
-    int r = pattern ? 0 : -1;
-
-    for (size_t i = 0; pattern && i < PATTERN_BYTES / 2; i++) {
-        uint64_t bits = draw(&state);
-        float value =
-            ((float)(bits & 0xffff) + (float)(bits >> 16 & 0xffff) + (float)(bits >> 32 & 0xffff) - 98302.5f) *
-            (scale / 32768.0f);
-        uint32_t word;
-        memcpy(&word, &value, 4);
-        pattern[i] = (uint16_t)(word >> 16);
-    }
-    for (uint64_t at = 0; r == 0 && at < bytes; at += period)
-        r = cuda(cudaMemcpy((char *)mok_buffer_data(buffer) + at, pattern, bytes - at < period ? bytes - at : period,
-                            cudaMemcpyHostToDevice),
-                 "filling a buffer");
-    free(pattern);
-    return r;
-}
-
-/* K distinct experts a token. */
-static int fill_routing(struct layer *l)
-{
-    uint32_t k = l->shape->topk, e = l->shape->experts, order[128];
-    size_t slots = (size_t)l->tokens * k;
-    int32_t *ids = malloc(slots * 4);
-    float *weight = malloc(slots * 4);
-    uint64_t state = 7;
-    int r = ids && weight ? 0 : -1;
-
-    for (uint32_t t = 0; r == 0 && t < l->tokens; t++) {
-        for (uint32_t i = 0; i < e; i++)
-            order[i] = i;
-        for (uint32_t i = 0; i < k; i++) {
-            uint32_t j = i + (uint32_t)(draw(&state) >> 20) % (e - i), swap = order[i];
-            order[i] = order[j];
-            order[j] = swap;
-            ids[t * k + i] = (int32_t)order[i];
-            weight[t * k + i] = 1.0f / (float)k;
-        }
-    }
-    if (r == 0)
-        r = cuda(cudaMemcpy(mok_buffer_data(l->ids), ids, slots * 4, cudaMemcpyHostToDevice), "ids");
-    if (r == 0)
-        r = cuda(cudaMemcpy(mok_buffer_data(l->weight), weight, slots * 4, cudaMemcpyHostToDevice), "weights");
-    free(ids);
-    free(weight);
-    return r;
-}
-
-static int fill_all(struct layer *l)
-{
-    float in = 1.0f / sqrtf((float)l->shape->hidden), mid = 1.0f / sqrtf((float)l->shape->intermediate);
-
-    if (fill(l->x, 1.0f, 11) < 0 || fill(l->gate, in, 13) < 0 || fill(l->up, in, 17) < 0 || fill(l->down, mid, 19) < 0)
-        return -1;
-    return fill_routing(l);
-}
-
-/* ------------------------------------------------------------------ through mokd */
-
-static int allocate(struct layer *l)
-{
-    const struct shape *s = l->shape;
-    uint64_t t = l->tokens, expert = (uint64_t)s->experts * s->intermediate * s->hidden * 2;
-
-    if (mok_buffer_alloc_symmetric(l->group, t * s->hidden * 2, 0, &l->x) < 0 ||
-        mok_buffer_alloc_private(l->session, 0, t * s->topk * 4, &l->ids) < 0 ||
-        mok_buffer_alloc_private(l->session, 0, t * s->topk * 4, &l->weight) < 0 ||
-        mok_buffer_alloc_private(l->session, 0, t * s->hidden * 2, &l->out) < 0 ||
-        mok_buffer_alloc_private(l->session, 0, expert, &l->gate) < 0 ||
-        mok_buffer_alloc_private(l->session, 0, expert, &l->up) < 0 ||
-        mok_buffer_alloc_private(l->session, 0, expert, &l->down) < 0)
-        return say("allocating");
-    return 0;
-}
-
-static int open_session(struct layer *l, const char *socket)
-{
-    const struct shape *s = l->shape;
-    mok_session_options so = { .size = sizeof(so), .socket_path = socket, .job = "bench" };
-    mok_group_options go = { .size = sizeof(go), .name = "bench", .ranks = 1 };
-    mok_layer_options lo = { .size = sizeof(lo),
-                             .hidden = s->hidden,
-                             .intermediate = s->intermediate,
-                             .experts = s->experts,
-                             .topk = s->topk,
-                             .max_tokens = l->tokens,
-                             .precision = MOK_BF16 };
-
-    if (mok_session_open(&so, &l->session) < 0 || mok_group_join(l->session, &go, &l->group) < 0 ||
-        mok_layer_create(l->group, &lo, 30000, &l->layer) < 0)
-        return say("opening");
-    if (allocate(l) < 0)
-        return -1;
-    mok_layer_params params = {
-        .size = sizeof(params), .gate = { .buffer = l->gate }, .up = { .buffer = l->up }, .down = { .buffer = l->down }
-    };
-    return mok_layer_bind(l->layer, &params) < 0 ? say("binding") : 0;
-}
-
-static int forward_daemon(struct layer *l, mok_ticket *ret)
-{
-    mok_forward_args args = { .size = sizeof(args),
-                              .tokens = l->tokens,
-                              .x = { .buffer = l->x },
-                              .ids = { .buffer = l->ids },
-                              .topk_weight = { .buffer = l->weight },
-                              .out = { .buffer = l->out } };
-    return mok_layer_forward_on_stream(l->layer, &args, l->stream, ret) < 0 ? say("forward") : 0;
-}
-
-/* ------------------------------------------------------------------ in process */
-
-static int open_own(struct layer *l)
-{
-    const struct shape *s = l->shape;
-    struct mok_engine_config config = { 0 };
-    struct mok_device_limits limits;
-    struct mok_message message = { "" };
-    struct mok_layer_spec spec = { .hidden = s->hidden,
-                                   .intermediate = s->intermediate,
-                                   .experts = s->experts,
-                                   .topk = s->topk,
-                                   .ep = 1,
-                                   .max_tokens = l->tokens,
-                                   .precision = MOK_BF16 };
-
-    int r = mok_cuda_engine.probe(&config, &limits, &message);
-    if (r == 0)
-        r = mok_cuda_engine.open(&config, &l->engine, &message);
-    if (r == 0)
-        r = mok_plan_make(&spec, &limits, &l->plan, NULL, 0, &message);
-    if (r == 0 && (cudaMalloc(&l->symmetric, l->plan.symmetric_bytes) != cudaSuccess ||
-                   cudaMalloc(&l->private_memory, l->plan.private_bytes) != cudaSuccess))
-        r = -MOK_ENOMEM;
-    if (r == 0)
-        r = mok_cuda_engine.layer_open(l->engine, &l->plan, &l->symmetric, l->private_memory, &l->own, &message);
-    if (r < 0) {
-        fprintf(stderr, "mok-bench: in process: %d, %s\n", r, message.text);
-        return -1;
-    }
-    l->peer = (struct mok_peer){ .x = mok_buffer_data(l->x), .tokens = l->tokens };
-    l->args = (struct mok_op_args){ .kind = MOK_KIND_FORWARD,
-                                    .tokens = l->tokens,
-                                    .ids = mok_buffer_data(l->ids),
-                                    .topk_weight = mok_buffer_data(l->weight),
-                                    .out = mok_buffer_data(l->out),
-                                    .peer = &l->peer };
-    l->args.params.gate = mok_buffer_data(l->gate);
-    l->args.params.up = mok_buffer_data(l->up);
-    l->args.params.down = mok_buffer_data(l->down);
-    return 0;
-}
-
-static int forward_own(struct layer *l)
-{
-    for (int phase = MOK_PHASE_PREPARE; phase <= MOK_PHASE_REDUCE; phase++)
-        if (mok_cuda_enqueue(l->own, &l->args, (enum mok_phase)phase, l->stream) < 0)
-            return -1;
-    return 0;
-}
-
-/* ------------------------------------------------------------------ measuring */
-
-/* `count` operations in a row; milliseconds of one. */
-static double timed(struct layer *l, bool daemon, int count)
-{
-    mok_ticket ticket[QUEUED];
-    mok_result result;
-    float ms = 0;
-    int r = cuda(cudaEventRecord(l->from, l->stream), "event");
-
-    for (int i = 0; i < count && r == 0; i++)
-        r = daemon ? forward_daemon(l, &ticket[i]) : forward_own(l);
-    if (r == 0)
-        r = cuda(cudaEventRecord(l->to, l->stream), "event");
-    if (r == 0)
-        r = cuda(cudaStreamSynchronize(l->stream), "waiting");
-    for (int i = 0; i < count && r == 0 && daemon; i++) {
-        if (mok_wait(l->session, ticket[i], -1, &result) < 0 || result.code < 0)
-            r = say("an operation");
-    }
-    if (r == 0)
-        r = cuda(cudaEventElapsedTime(&ms, l->from, l->to), "events");
-    return r < 0 ? (double)NAN : (double)ms / count;
-}
 
 enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
 
-static int measure(struct layer *l, uint32_t rounds, double median[FIGURES])
+struct figures {
+    double ms[FIGURES][CUDA_MAX_RANKS][MAX_ROUNDS];
+};
+
+struct part {
+    struct cuda_rank *rank;
+    const struct options *options;
+    struct figures *figures;
+    int code;
+};
+
+static void copy(void *to, const void *from, uint64_t bytes)
 {
-    static double ms[FIGURES][MAX_ROUNDS];
+    if (cudaMemcpy(to, from, bytes, cudaMemcpyDefault) != cudaSuccess) {
+        fprintf(stderr, "mok-bench: copying %llu bytes: %s\n", (unsigned long long)bytes,
+                cudaGetErrorString(cudaGetLastError()));
+        exit(1);
+    }
+}
+
+static int measure(struct part *part)
+{
+    uint32_t rounds = part->options->rounds;
 
     for (uint32_t i = 0; i < rounds + WARM; i++) {
         for (int f = 0; f < FIGURES; f++) {
-            double one = timed(l, f == DAEMON || f == DAEMON_QUEUED, f >= DAEMON_QUEUED ? QUEUED : 1);
+            double one = cuda_rank_time(part->rank, f == DAEMON || f == DAEMON_QUEUED, f >= DAEMON_QUEUED ? QUEUED : 1);
             if (isnan(one))
                 return -1;
             if (i >= WARM)
-                ms[f][i - WARM] = one;
+                part->figures->ms[f][part->rank->index][i - WARM] = one;
         }
     }
-    for (int f = 0; f < FIGURES; f++)
-        median[f] = bench_quantile(ms[f], rounds, 0.5);
     return 0;
 }
 
-static void report(const struct layer *l, const double median[FIGURES])
+static void *play_rank(void *argument)
 {
-    const struct shape *s = l->shape;
-    double gflop = 6.0 * l->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
-    double cost = (median[DAEMON] - median[OWN]) * 1e3, queued = (median[DAEMON_QUEUED] - median[OWN_QUEUED]) * 1e3;
-    bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
-    char extra[256];
+    struct part *part = argument;
 
-    snprintf(
-        extra, sizeof(extra),
-        "\"sharing\":\"%s\",\"daemon_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,\"queued_daemon_us\":%.1f",
-        mps ? "mps" : "slices", cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued);
+    part->code = cuda_rank_open(part->rank);
+    if (part->code == 0)
+        part->code = measure(part);
+    cuda_rank_close(part->rank);
+    return NULL;
+}
+
+static double slowest_median(const struct figures *figures, enum figure f, uint32_t ep, uint32_t rounds)
+{
+    static double worst[MAX_ROUNDS];
+
+    for (uint32_t i = 0; i < rounds; i++) {
+        worst[i] = 0;
+        for (uint32_t r = 0; r < ep; r++)
+            worst[i] = fmax(worst[i], figures->ms[f][r][i]);
+    }
+    return bench_quantile(worst, rounds, 0.5);
+}
+
+static void report(const struct options *o, const struct shape *s, const struct figures *figures)
+{
+    double median[FIGURES];
+    double gflop = (o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
+    bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
+    const char *op = o->backward ? "backward" : "forward";
+    char extra[400];
+
+    for (int f = 0; f < FIGURES; f++)
+        median[f] = slowest_median(figures, (enum figure)f, o->ep, o->rounds);
+    double cost = (median[DAEMON] - median[OWN]) * 1e3, queued = (median[DAEMON_QUEUED] - median[OWN_QUEUED]) * 1e3;
+    snprintf(extra, sizeof(extra),
+             "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
+             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u",
+             mps ? "mps" : "slices", o->gpus, cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
+             (unsigned long long)o->ring_bytes, o->minibatch_rows);
     struct bench_record record = { .engine = "cuda",
-                                   .op = "forward",
+                                   .op = op,
                                    .precision = "bf16",
                                    .shape = s->name,
-                                   .ep = 1,
-                                   .tokens = l->tokens,
-                                   .routing = "uniform",
+                                   .ep = (int)o->ep,
+                                   .tokens = o->tokens,
+                                   .routing = routing_names[o->routing],
                                    .ms = median[DAEMON],
                                    .gflop = gflop,
                                    .dense_tflops = (double)NAN,
@@ -317,55 +136,110 @@ static void report(const struct layer *l, const double median[FIGURES])
                                    .extra = extra };
     bench_emit(&record);
     if (!bench.json)
-        printf("%-10s %7u %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f\n", s->name, l->tokens,
-               mps ? "mps" : "slices", median[DAEMON], median[OWN], cost, median[DAEMON_QUEUED], median[OWN_QUEUED],
-               queued, gflop / median[OWN_QUEUED]);
+        printf("%-10s %-8s %2u/%u %6u %-10s %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f\n", s->name, op, o->ep,
+               o->gpus, o->tokens, record.routing, mps ? "mps" : "slices", median[DAEMON], median[OWN], cost,
+               median[DAEMON_QUEUED], median[OWN_QUEUED], queued, gflop / median[OWN_QUEUED]);
 }
 
-static void close_layer(struct layer *l)
+static uint32_t experts_of(const struct shape *s, uint32_t ep)
 {
-    if (l->own)
-        mok_cuda_engine.layer_close(l->own);
-    mok_cuda_engine.close(l->engine);
-    cudaFree(l->symmetric);
-    cudaFree(l->private_memory);
-    mok_session_close(l->session);
+    if (s->experts)
+        return s->experts;
+    return ep * (s->local * ep >= s->topk ? s->local : (s->topk + ep - 1) / ep);
 }
 
-static int run_shape(const struct options *o, const struct shape *shape, const char *socket)
+static int run_shape(const struct options *o, const struct shape *s, const char *socket)
 {
-    struct layer l = { .shape = shape, .tokens = o->tokens };
-    double median[FIGURES];
+    struct cuda_run *run = calloc(1, sizeof(*run));
+    struct figures *figures = calloc(1, sizeof(*figures));
+    struct part part[CUDA_MAX_RANKS];
+    pthread_t thread[CUDA_MAX_RANKS];
+    int code = run && figures ? 0 : -1;
 
-    int r = open_session(&l, socket);
-    if (r == 0)
-        r = fill_all(&l);
-    if (r == 0)
-        r = open_own(&l);
-    if (r == 0)
-        r = cuda(cudaStreamCreateWithFlags(&l.stream, cudaStreamNonBlocking), "stream");
-    if (r == 0)
-        r = cuda(cudaEventCreate(&l.from), "event");
-    if (r == 0)
-        r = cuda(cudaEventCreate(&l.to), "event");
-    if (r == 0)
-        r = measure(&l, o->rounds, median);
-    if (r == 0)
-        report(&l, median);
-    close_layer(&l);
-    return r;
+    if (code == 0 && experts_of(s, o->ep) % o->ep) {
+        fprintf(stderr, "mok-bench: --ep is %u, must divide the %u experts of %s\n", o->ep, s->experts, s->name);
+        code = -1;
+    }
+    if (code == 0) {
+        run->problem = (struct workload){ .hidden = s->hidden,
+                                          .intermediate = s->intermediate,
+                                          .experts = experts_of(s, o->ep),
+                                          .topk = s->topk,
+                                          .ep = o->ep,
+                                          .max_tokens = o->tokens,
+                                          .context_mode = o->context_mode,
+                                          .seed = 1,
+                                          .routing = o->routing,
+                                          .forward_only = !o->backward,
+                                          .repeated = true,
+                                          .ring_bytes = o->ring_bytes,
+                                          .minibatch_rows = o->minibatch_rows };
+        run->gpus = o->gpus;
+        run->backward = o->backward;
+        run->socket = socket;
+        pthread_barrier_init(&run->barrier, NULL, o->ep);
+        for (uint32_t r = 0; r < o->ep; r++) {
+            run->rank[r] = (struct cuda_rank){ .run = run, .index = r, .gpu = (int)(r % o->gpus) };
+            part[r] = (struct part){ &run->rank[r], o, figures, 0 };
+            pthread_create(&thread[r], NULL, play_rank, &part[r]);
+        }
+        for (uint32_t r = 0; r < o->ep; r++) {
+            pthread_join(thread[r], NULL);
+            code = part[r].code < 0 ? -1 : code;
+        }
+        pthread_barrier_destroy(&run->barrier);
+        if (code == 0)
+            report(o, s, figures);
+    }
+    free(figures);
+    free(run);
+    return code;
+}
+
+static int usage(FILE *file)
+{
+    fprintf(file, "Usage: mok-bench layer --engine cuda [OPTIONS]\n"
+                  "  --shape NAME            one shape; default: all (");
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+        fprintf(file, "%s%s", i ? ", " : "", shapes[i].name);
+    fprintf(file,
+            ")\n"
+            "  --op forward|backward   what to time (default forward)\n"
+            "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
+            "  --gpus N                GPUs that they are spread over (default 1)\n"
+            "  --tokens N              tokens a rank (default 2048)\n"
+            "  --routing NAME          uniform, zipf, hot-rank, hot-expert\n"
+            "  --context full|recompute  of a backward (default full)\n"
+            "  --ring BYTES --minibatch ROWS   override the plan\n"
+            "  --memory GIB            what mokd may use of a device (default 16)\n"
+            "  --poll US               how long workers look before they sleep (default 20000)\n"
+            "  --rounds N              measured rounds (default 50)\n"
+            "  --json                  one object a line\n"
+            "With MOK_TEST_MPS_PIPE set everything runs under that MPS control daemon, otherwise in time slices.\n");
+    return file == stdout ? 0 : 2;
+}
+
+static uint32_t name_of(const char *option, const char *text, const char *const *names, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(text, names[i]) == 0)
+            return i;
+    fprintf(stderr, "mok-bench: --%s is '%s'; see --help\n", option, text);
+    exit(2);
 }
 
 static void parse(int argc, char **argv, struct options *o)
 {
+    static const char *const ops[] = { "forward", "backward" }, *const contexts[] = { "full", "recompute" };
     static const struct option options[] = {
-        { "json", no_argument, NULL, 'j' },
-        { "engine", required_argument, NULL, 'e' },
-        { "shape", required_argument, NULL, 's' },
-        { "tokens", required_argument, NULL, 't' },
-        { "rounds", required_argument, NULL, 'n' },
-        { "poll", required_argument, NULL, 'p' },
-        { 0 },
+        { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
+        { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
+        { "rounds", required_argument, NULL, 'n' },  { "poll", required_argument, NULL, 'p' },
+        { "ep", required_argument, NULL, 'r' },      { "gpus", required_argument, NULL, 'g' },
+        { "routing", required_argument, NULL, 'o' }, { "op", required_argument, NULL, 'b' },
+        { "context", required_argument, NULL, 'c' }, { "ring", required_argument, NULL, 'i' },
+        { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
+        { "help", no_argument, NULL, 'h' },          { 0 },
     };
     int c;
 
@@ -389,16 +263,49 @@ static void parse(int argc, char **argv, struct options *o)
         case 'p':
             o->poll_us = bench_number("poll", optarg, 0, 1000000);
             break;
+        case 'r':
+            o->ep = bench_number("ep", optarg, 1, CUDA_MAX_RANKS);
+            break;
+        case 'g':
+            o->gpus = bench_number("gpus", optarg, 1, CUDA_MAX_RANKS);
+            break;
+        case 'o':
+            o->routing = (enum workload_routing)name_of("routing", optarg, routing_names, 4);
+            break;
+        case 'b':
+            o->backward = name_of("op", optarg, ops, 2) == 1;
+            break;
+        case 'c':
+            o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;
+            break;
+        case 'i':
+            o->ring_bytes = bench_number("ring", optarg, 0, UINT32_MAX);
+            break;
+        case 'a':
+            o->minibatch_rows = bench_number("minibatch", optarg, 0, 1 << 24);
+            break;
+        case 'm':
+            o->memory_gib = bench_number("memory", optarg, 1, 1024);
+            break;
+        case 'h':
+            exit(usage(stdout));
         default:
-            exit(2);
+            exit(usage(stderr));
         }
     }
 }
 
 int bench_layer_cuda(int argc, char **argv)
 {
-    struct options o = { .tokens = 2048, .rounds = 50, .poll_us = 20000 };
+    struct options o = { .tokens = 2048,
+                         .rounds = 50,
+                         .poll_us = 20000,
+                         .ep = 1,
+                         .gpus = 1,
+                         .memory_gib = 16,
+                         .context_mode = MOK_CONTEXT_FULL };
     const char *pipe = getenv("MOK_TEST_MPS_PIPE");
+    size_t count = sizeof(shapes) / sizeof(shapes[0]);
     char lines[400] = "";
     struct stack stack;
     int r = 0, matched = 0;
@@ -406,14 +313,18 @@ int bench_layer_cuda(int argc, char **argv)
     parse(argc, argv, &o);
     if (pipe)
         snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s", pipe);
-    struct stack_options so = { .gpus = 1, .poll_us = o.poll_us, .daemon = lines };
+    struct stack_options so = {
+        .gpus = o.ep, .gpu_spread = o.gpus, .gpu_gib = o.memory_gib, .poll_us = o.poll_us, .daemon = lines
+    };
     if (stack_start(&stack, &so) < 0)
         return 1;
+    workload_copy = copy;
     if (!bench.json)
-        printf("shape       tokens sharing     mokd ms  own ms      mokd's cost   queued: mokd  own       mokd's cost  "
-               "own TFLOP/s\n");
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) && r == 0; i++) {
-        if (o.shape && strcmp(o.shape, shapes[i].name) != 0)
+        printf("shape      op       EP/GPUs tokens routing  sharing     mokd ms  own ms      mokd's cost   queued: "
+               "mokd  own  "
+               "     mokd's cost  own TFLOP/s\n");
+    for (size_t i = 0; i < count && r == 0; i++) {
+        if (o.shape ? strcmp(o.shape, shapes[i].name) != 0 : i == count - 1)
             continue;
         matched++;
         r = run_shape(&o, &shapes[i], stack.socket);

@@ -79,7 +79,16 @@ def daemon_cuda(rs):
     return table(["shape", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
 
 
-MAKERS = {"layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+def sim(rs):
+    rows = [[r["shape"], r["order"], f"{r['operations']:,}", "yes" if r["done"] else "no", number(r["over_busiest"], 3),
+             number(r["bells_an_op"], 0), number(r["looks_an_op"], 1), str(r["visits_at_once"]), f"{r['schedule_slots']:,}", number(r["schedule_ms"])]
+            for r in rs]
+    head = ["nodes x devices", "order", "operations", "all done", "time over the busiest device's", "bells an op", "looks an op",
+            "visits at once", "schedule: slots", "ms, one CPU thread"]
+    return table(head, rows)
+
+
+MAKERS = {"sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

@@ -274,6 +274,74 @@ static void an_expired_wait_names_the_missing_rank_and_can_be_cancelled(void **s
     assert_int_equal(stack_stop(&stack), 0);
 }
 
+/* ---------------------------------------------------------------- a layer that one rank destroys */
+
+struct destroyer {
+    pthread_t thread;
+    const struct stack *stack;
+    pthread_barrier_t *step;
+    int code;
+};
+
+static void *run_destroyer(void *argument)
+{
+    struct destroyer *t = argument;
+    struct workload_rank rank;
+    mok_layer *other;
+    t->code = workload_open(&rank, &base, 1, 48, 48, t->stack->socket, "destroy", 1);
+    if (t->code == 0)
+        t->code = second_layer(&rank, &other);
+    if (t->code == 0)
+        t->code = forward_code(&rank);
+    pthread_barrier_wait(t->step); /* rank 0's second operation waits for us */
+    if (t->code == 0)
+        t->code = mok_layer_destroy(rank.layer);
+    rank.layer = other;
+    if (t->code == 0)
+        t->code = forward_code(&rank);
+    pthread_barrier_wait(t->step);
+    workload_close(&rank);
+    return NULL;
+}
+
+static void a_layer_that_one_rank_destroys_ends_on_the_other_and_the_group_goes_on(void **state)
+{
+    (void)state;
+    struct stack stack;
+    struct workload_rank rank;
+    pthread_barrier_t step;
+    mok_layer *other;
+    mok_ticket ticket;
+    mok_result result;
+    assert_int_equal(stack_start(&stack, NULL), 0);
+    pthread_barrier_init(&step, NULL, 2);
+    struct destroyer peer = { .stack = &stack, .step = &step };
+    pthread_create(&peer.thread, NULL, run_destroyer, &peer);
+    assert_int_equal(workload_open(&rank, &base, 0, 48, 0, stack.socket, "destroy", 0), 0);
+    assert_int_equal(second_layer(&rank, &other), 0);
+    assert_int_equal(forward_code(&rank), 0);
+    assert_int_equal(workload_forward(&rank, &ticket), 0);
+    pthread_barrier_wait(&step);
+    assert_int_equal(mok_wait(rank.session, ticket, 20000000000, &result), 0);
+    assert_int_equal(result.code, -MOK_EPEER);
+    assert_int_equal(forward_code(&rank), -MOK_EPEER);
+    mok_layer *destroyed = rank.layer;
+    rank.layer = other;
+    assert_int_equal(forward_code(&rank), 0);
+    mok_layer_params params = { .size = sizeof(params), .gate = { .buffer = rank.gate } };
+    assert_int_equal(mok_layer_bind(destroyed, &params), -MOK_EPEER);
+    assert_int_equal(mok_buffer_free(rank.d_gate), -MOK_EBUSY); /* mokd counts the binding until the layer goes */
+    assert_int_equal(mok_layer_destroy(destroyed), 0);
+    assert_int_equal(mok_buffer_free(rank.d_gate), 0);
+    rank.d_gate = NULL;
+    pthread_barrier_wait(&step);
+    pthread_join(peer.thread, NULL);
+    assert_int_equal(peer.code, 0);
+    workload_close(&rank);
+    pthread_barrier_destroy(&step);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -281,6 +349,7 @@ int main(void)
         cmocka_unit_test(two_jobs_that_submit_in_opposite_order_do_not_deadlock),
         cmocka_unit_test(two_layers_of_equal_shape_interleaved_differently_stay_independent),
         cmocka_unit_test(an_expired_wait_names_the_missing_rank_and_can_be_cancelled),
+        cmocka_unit_test(a_layer_that_one_rank_destroys_ends_on_the_other_and_the_group_goes_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

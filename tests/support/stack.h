@@ -15,7 +15,9 @@ struct stack_options {
     unsigned threads;        /* of each; 0: 1 */
     unsigned poll_us;        /* how long workers look before they sleep */
     unsigned chaos_delay_us; /* random delays in the workers */
-    unsigned gpus;           /* CUDA devices, all on GPU 0; devices 0 then means 0 */
+    unsigned gpus;           /* CUDA devices; devices 0 then means 0 */
+    unsigned gpu_spread;     /* GPUs that they are spread over; 0: 1 */
+    unsigned gpu_gib;        /* memory of each; 0: 16 */
     unsigned gpu_blocks;     /* thread blocks of their kernels; 0: one an SM */
     const char *daemon;      /* more lines of [daemon]; may be NULL */
     const char *extra;       /* more configuration text, appended; may be NULL */

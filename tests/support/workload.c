@@ -96,6 +96,9 @@ static void copy_here(void *to, const void *from, uint64_t bytes)
 
 void (*workload_copy)(void *to, const void *from, uint64_t bytes) = copy_here;
 
+/* A period that no row or tile has. */
+enum { REPEATED_VALUES = (2 << 20) - 17 };
+
 static void *stage(uint64_t bytes)
 {
     void *memory = malloc(bytes ? bytes : 1);
@@ -113,9 +116,12 @@ static void put(mok_buffer *buffer, void *staged, uint64_t bytes)
 static void fill_bf16(const struct workload_rank *r, mok_buffer *buffer, enum workload_stream stream, uint64_t first,
                       uint64_t count, float scale)
 {
+    uint64_t drawn = r->problem->repeated && count > REPEATED_VALUES ? REPEATED_VALUES : count;
     uint16_t *data = stage(count * 2);
-    for (uint64_t i = 0; i < count; i++)
+    for (uint64_t i = 0; i < drawn; i++)
         data[i] = workload_bf16(workload_value(r->problem, stream, first + i) * scale);
+    for (uint64_t i = drawn; i < count; i += drawn)
+        memcpy(data + i, data, (count - i < drawn ? count - i : drawn) * 2);
     put(buffer, data, count * 2);
 }
 

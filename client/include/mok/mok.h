@@ -67,12 +67,13 @@ typedef struct mok_session_options {
     const char *job;         /**< name for people, [A-Za-z0-9._-]{1,63}; NULL: the program's name */
     uint32_t queue_entries;  /**< operations a device may have in flight, power of two in 4..4096; 0: 64 */
     uint64_t timeout_ms;     /**< for the connection and each plain answer; 0: 30,000 */
+    uint32_t weight;         /**< share of a device among the user's own sessions, 1..1000; 0: 1 */
 } mok_session_options;
 
 /**
  * Connects to mokd and opens a session. `options` NULL: all defaults.
  * Errors: MOK_EDAEMON nobody listens; MOK_EVERSION; MOK_EQUOTA sessions of the user; MOK_ENAME job; MOK_ERANGE
- * queue_entries, socket_path; MOK_EACCESS the socket is not ours to open; MOK_ETIMEDOUT mokd does not answer; MOK_EFDS.
+ * queue_entries, weight, socket_path; MOK_EACCESS the socket is not ours to open; MOK_ETIMEDOUT mokd does not answer; MOK_EFDS.
  *
  * Any call that asks mokd something can also fail with MOK_EDAEMON (mokd is gone; this session is over), MOK_ESESSION
  * (mokd ended this session; the sentence says why), MOK_ETIMEDOUT, MOK_EPROTO, MOK_ENOMEM, MOK_EARG (a NULL).
@@ -97,10 +98,10 @@ int mok_device_list(mok_session *session, mok_device_info *ret_devices, size_t c
 typedef struct mok_limits {
     uint64_t bytes, bytes_used;       /**< of the user, over all sessions and devices */
     uint32_t sessions, sessions_used; /**< of the user */
-    uint32_t groups, groups_used;     /**< ranks of groups of this session */
+    uint32_t groups, groups_used;     /**< of the user: ranks of groups */
     uint32_t queue_entries;
-    uint32_t layers;                  /**< of a session */
-    uint32_t buffers;                 /**< of a session */
+    uint32_t layers;                  /**< of the user */
+    uint32_t buffers;                 /**< of the user */
 } mok_limits;
 
 int mok_limits_query(mok_session *session, mok_limits *ret_limits);
@@ -114,13 +115,19 @@ typedef struct mok_group_options {
     uint32_t rank;       /**< of this process, 0..ranks-1 */
     uint32_t device;     /**< index of the device; each rank has another one */
     uint64_t timeout_ms; /**< until all have joined; 0: wait for ever */
+    uint32_t flags;      /**< MOK_GROUP_*, the same on all ranks */
 } mok_group_options;
+
+/** Nobody else on the devices of the group's ranks, until each has left. mokd's configuration says who may ask. */
+#define MOK_GROUP_EXCLUSIVE (1u << 0)
 
 /**
  * Joins; collective, in any order of arrival. Sleeps until all ranks have joined.
  * Errors: MOK_ENAME; MOK_ERANGE ranks, device; MOK_ERANK rank outside 0..ranks-1 or taken; MOK_EMISMATCH ranks differ
  * on the size; MOK_EBUSY the device has a rank of this group already; MOK_EEXIST this session is a rank of it already;
- * MOK_ETIMEDOUT (the sentence names the missing ranks); MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE.
+ * MOK_ETIMEDOUT (the sentence names the missing ranks); MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE; MOK_EACCESS not a device
+ * for this user, or not for him alone; MOK_EDRAIN; MOK_EEXCLUSIVE another group has the device alone, or others use
+ * what this one wants alone.
  */
 int mok_group_join(mok_session *session, const mok_group_options *options, mok_group **ret_group);
 /**
@@ -259,8 +266,8 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
 /**
  * Destroys; -MOK_EBUSY while operations are in flight; after any other error it is gone. NULL is fine. Every rank does
- * it for itself: an operation that another rank submits to this layer afterwards finds this rank missing, and ends by
- * mok_cancel or with the group.
+ * it for itself: an operation of another rank that still needs this one, or is submitted to the layer afterwards, ends
+ * with MOK_EPEER naming this rank. The group and its other layers go on.
  */
 int mok_layer_destroy(mok_layer *layer);
 /** Copies the plan, "what = value (reason)" lines, and returns the length without the terminator, as snprintf. */

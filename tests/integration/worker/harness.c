@@ -284,7 +284,6 @@ static void group_open_rank(struct group *group, uint32_t rank)
     open.session = group->rank[rank]->session;
     open.size = group->size;
     open.rank = rank;
-    open.weight = 1;
     open.name = name;
     request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_OPEN;
     request.group_open = &open;

@@ -96,6 +96,11 @@ static void every_key_arrives(void **state)
                           "queue_entries = 128\n"
                           "layers = 5\n"
                           "buffers = 6\n"
+                          "descriptors = 7\n"
+                          "weight = 8\n"
+                          "priority = high\n"
+                          "exclusive = yes\n"
+                          "devices = b\n"
                           "[device a]\n"
                           "  threads = 7 ; indented, with a comment\n"
                           "  memory = 3M\n"
@@ -109,12 +114,17 @@ static void every_key_arrives(void **state)
     assert_int_equal(config.log_level, MOK_LOG_DEBUG);
     assert_string_equal(config.worker, "/usr/libexec/w");
     assert_int_equal(config.poll_us, 50);
-    assert_int_equal(config.limits.bytes, 2ull << 30);
-    assert_int_equal(config.limits.sessions, 3);
-    assert_int_equal(config.limits.groups, 4);
+    assert_int_equal(config.limits.of[MOKD_BYTES], 2ull << 30);
+    assert_int_equal(config.limits.of[MOKD_SESSIONS], 3);
+    assert_int_equal(config.limits.of[MOKD_GROUPS], 4);
     assert_int_equal(config.limits.queue_entries, 128);
-    assert_int_equal(config.limits.layers, 5);
-    assert_int_equal(config.limits.buffers, 6);
+    assert_int_equal(config.limits.of[MOKD_LAYERS], 5);
+    assert_int_equal(config.limits.of[MOKD_BUFFERS], 6);
+    assert_int_equal(config.limits.of[MOKD_DESCRIPTORS], 7);
+    assert_int_equal(config.limits.weight, 8);
+    assert_int_equal(config.limits.priority, MOK_PRIORITY_HIGH);
+    assert_int_equal(config.limits.exclusive, 1);
+    assert_int_equal(config.limits.devices, 2);
     assert_int_equal(config.n_devices, 2);
     assert_int_equal(config.devices[0].threads, 7);
     assert_int_equal(config.devices[0].memory, 3 << 20);
@@ -125,23 +135,61 @@ static void every_key_arrives(void **state)
 
 static void a_users_limits_override_the_general_ones_wherever_they_stand(void **state)
 {
+    struct mokd_limits limits;
     struct mokd_config config;
 
     (void)state;
     assert_int_equal(load("[user 4242]\nsessions = 2\n[limits]\nsessions = 9\nbuffers = 8\n" DEVICE, &config), 0);
-    assert_int_equal(mokd_config_limits(&config, 4242)->sessions, 2);
-    assert_int_equal(mokd_config_limits(&config, 4242)->buffers, 8);
-    assert_int_equal(mokd_config_limits(&config, 4243)->sessions, 9);
+    mokd_config_limits(&config, 4242, NULL, 0, &limits);
+    assert_int_equal(limits.of[MOKD_SESSIONS], 2);
+    assert_int_equal(limits.of[MOKD_BUFFERS], 8);
+    mokd_config_limits(&config, 4243, NULL, 0, &limits);
+    assert_int_equal(limits.of[MOKD_SESSIONS], 9);
     mokd_config_release(&config);
 }
 
-static void users_may_be_named(void **state)
+static void the_most_specific_section_wins_and_what_is_counted_binds_a_group_as_a_whole(void **state)
 {
+    const gid_t gids[] = { 600, 500 };
+    struct mokd_limits limits;
     struct mokd_config config;
 
     (void)state;
-    assert_int_equal(load("[user root]\nbytes = 1K\n" DEVICE, &config), 0);
-    assert_int_equal(mokd_config_limits(&config, 0)->bytes, 1024);
+    assert_int_equal(load("[group 500]\nweight = 5\npriority = low\nbytes = 1M\n"
+                          "[group 600]\nweight = 6\ndevices = host0\nexclusive = yes\n"
+                          "[user 7]\npriority = high\n"
+                          "[limits]\nbytes = 2M\nweight = 2\n" DEVICE "[device host1]\n",
+                          &config),
+                     0);
+    mokd_config_limits(&config, 7, gids, 2, &limits);
+    assert_int_equal(limits.priority, MOK_PRIORITY_HIGH); /* his own */
+    assert_int_equal(limits.weight, 5);                   /* of the first of his groups in the file */
+    assert_int_equal(limits.devices, 1);
+    assert_int_equal(limits.exclusive, 1);
+    assert_int_equal(limits.of[MOKD_BYTES], 2 << 20); /* the group's is all its members' */
+    assert_true(mokd_config_gives(mokd_config_group(&config, 500), MOKD_BYTES));
+    assert_false(mokd_config_gives(mokd_config_group(&config, 600), MOKD_BYTES));
+    assert_null(mokd_config_group(&config, 700));
+    mokd_config_limits(&config, 8, NULL, 0, &limits);
+    assert_int_equal(limits.weight, 2);
+    assert_int_equal(limits.devices, UINT64_MAX);
+    mokd_config_release(&config);
+}
+
+static void users_and_groups_may_be_named(void **state)
+{
+    struct mokd_limits limits;
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load("[user root]\nbytes = 1K\n[group root]\nsessions = 5\n[daemon]\nadmin_group = root\n" DEVICE,
+                          &config),
+                     0);
+    mokd_config_limits(&config, 0, NULL, 0, &limits);
+    assert_int_equal(limits.of[MOKD_BYTES], 1024);
+    assert_int_equal(mokd_config_group(&config, 0)->limits.of[MOKD_SESSIONS], 5);
+    assert_int_equal(config.has_admin_group, 1);
+    assert_int_equal(config.admin_gid, 0);
     mokd_config_release(&config);
 }
 
@@ -180,6 +228,9 @@ static void refusals_name_line_key_value_and_bound(void **state)
     expect_refusal("[limits]\nqueue_entries = 3\n" DEVICE, 2, "queue_entries = 3: must be in 4..4096");
     expect_refusal("[limits]\nqueue_entries = 100\n" DEVICE, 2,
                    "queue_entries = 100: must be a power of two in 4..4096");
+    expect_refusal("[limits]\nweight = 1001\n" DEVICE, 2, "weight = 1001: must be in 1..1000");
+    expect_refusal("[limits]\npriority = urgent\n" DEVICE, 2, "priority = urgent: must be low, normal or high");
+    expect_refusal("[limits]\nexclusive = 1\n" DEVICE, 2, "exclusive = 1: must be yes or no");
     expect_refusal("[limits]\nsessions = 0\n" DEVICE, 2, "sessions = 0: must be in 1..100000");
     expect_refusal(DEVICE "threads = 0\n", 2, "[device host0] threads = 0: must be in 1..1024");
     expect_refusal(DEVICE "memory = 1K\n", 2, "memory = 1K: must be at least 1M");
@@ -311,7 +362,8 @@ int main(void)
         cmocka_unit_test(a_device_alone_is_a_configuration),
         cmocka_unit_test(every_key_arrives),
         cmocka_unit_test(a_users_limits_override_the_general_ones_wherever_they_stand),
-        cmocka_unit_test(users_may_be_named),
+        cmocka_unit_test(the_most_specific_section_wins_and_what_is_counted_binds_a_group_as_a_whole),
+        cmocka_unit_test(users_and_groups_may_be_named),
         cmocka_unit_test(sizes_have_binary_suffixes),
         cmocka_unit_test(refusals_name_line_key_value_and_bound),
         cmocka_unit_test(refusals_name_structure),

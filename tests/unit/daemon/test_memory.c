@@ -163,15 +163,15 @@ static void a_user_has_no_more_than_his_limits(void **state)
     struct client client, other;
 
     (void)state;
-    daemon_start(&daemon, "[limits]\nbytes = 1M\nbuffers = 2\n[device host0]\n", 0);
+    daemon_start(&daemon, "[limits]\nbytes = 1M\nbuffers = 3\n[device host0]\n", 0);
     client_open(&client, &daemon);
     client_open(&other, &daemon);
     client_buffer(&client, 0, 1 << 19);
     expect_refused(&other, 0, 0, (1 << 19) + 1, -MOK_EQUOTA, "may have 1048576 bytes and has 524288");
     client_buffer(&client, 0, 1);
-    expect_refused(&client, 0, 0, 1, -MOK_EQUOTA, "the session has 2, and may have 2");
     expect_refused(&other, 0, 0, (1 << 19) - 1, -MOK_EQUOTA, "has 528384"); /* that one byte took a page */
     client_buffer(&other, 0, (1 << 19) - 4096);
+    expect_refused(&client, 0, 0, 1, -MOK_EQUOTA, "may have 3 buffers and has 3"); /* his other session's too */
     client_close(&client);
     client_expect_bytes(&other, (1 << 19) - 4096);
     client_close(&other);
@@ -223,7 +223,7 @@ static void one_user_cannot_take_all_descriptors(void **state)
     client_open(&hog, &daemon);
     for (int i = 0; i < 48; i++)
         client_buffer(&hog, 0, 1);
-    expect_refused(&hog, 0, 0, 1, -MOK_EQUOTA, "may hold 48 of mokd's");
+    expect_refused(&hog, 0, 0, 1, -MOK_EQUOTA, "may have 48 descriptors and has 48");
     client_open(&other, &daemon); /* a connection still gets in */
     client_close(&hog);
     client_expect_bytes(&other, 0);

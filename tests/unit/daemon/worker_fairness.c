@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "fairness.h"
+#include "mok/types.h"
 
 #define MS 1000000u
 #define MAX_JOBS 8
@@ -18,6 +19,8 @@ struct job {
     uint32_t uid, weight;
     uint64_t phase_ns;
     uint64_t from_ns; /* idle before this */
+    uint64_t rest_ns; /* after each phase; 0: it always has the next one */
+    uint64_t ready_ns, worst_wait_ns;
     struct fair_session session;
     struct fair_user spare;
     uint64_t got_ns, order;
@@ -31,13 +34,19 @@ struct device {
     uint64_t now_ns, order;
 };
 
-static void add(struct device *device, uint32_t uid, uint32_t weight, uint64_t phase_ns, uint64_t from_ns)
+static void add_of_class(struct device *device, uint32_t uid, uint32_t weight, uint64_t phase_ns, uint64_t from_ns,
+                         uint32_t priority)
 {
     struct job *job = &device->job[device->jobs++];
 
     *job = (struct job){ .uid = uid, .weight = weight, .phase_ns = phase_ns, .from_ns = from_ns };
     fair_join(&device->share, &job->session, uid, &job->spare);
-    fair_weigh(&job->session, weight);
+    fair_weigh_user(&device->share, uid, weight, priority);
+}
+
+static void add(struct device *device, uint32_t uid, uint32_t weight, uint64_t phase_ns, uint64_t from_ns)
+{
+    add_of_class(device, uid, weight, phase_ns, from_ns, MOK_PRIORITY_NORMAL);
 }
 
 static struct job *next_job(struct device *device)
@@ -49,6 +58,7 @@ static struct job *next_job(struct device *device)
         if (!job->runnable && device->now_ns >= job->from_ns) {
             job->runnable = true;
             job->order = ++device->order;
+            job->ready_ns = device->now_ns > job->from_ns ? device->now_ns : job->from_ns;
             fair_wake(&device->share, &job->session);
         }
         if (job->runnable && (!best || fair_before(&job->session, job->order, &best->session, best->order)))
@@ -66,9 +76,12 @@ static void run_until(struct device *device, uint64_t end_ns)
             continue;
         }
         fair_pick(&device->share, &job->session);
+        uint64_t waited = device->now_ns - job->ready_ns;
+        job->worst_wait_ns = waited > job->worst_wait_ns ? waited : job->worst_wait_ns;
         device->now_ns += job->phase_ns;
         job->got_ns += job->phase_ns;
         job->runnable = false;
+        job->from_ns = device->now_ns + job->rest_ns;
         fair_charge(&job->session, job->phase_ns);
     }
 }
@@ -188,10 +201,103 @@ static void absurd_times_saturate_instead_of_wrapping(void **state)
     assert_true(fair_before(&device.job[1].session, 2, &device.job[0].session, 1));
 }
 
+/* What a light user waits for is the phase that runs when he comes, and with his rare ones no other. */
+static void a_light_user_beside_two_busy_ones_of_weight_two_and_one_waits_for_one_phase_at_most(void **state)
+{
+    struct device device = { .share.burst_ns = 20 * MS };
+    (void)state;
+
+    add(&device, 1000, 2, 3 * MS, 0);
+    add(&device, 1001, 1, 5 * MS, 0);
+    add(&device, 1002, 1, MS / 2, 0);
+    device.job[2].from_ns = 100 * MS;
+    device.job[2].rest_ns = 40 * MS + 7;
+    run_until(&device, 20000ull * MS);
+    uint64_t busy = device.job[0].got_ns + device.job[1].got_ns;
+    assert_part(device.job[0].got_ns, busy, 2.0 / 3);
+    assert_part(device.job[1].got_ns, busy, 1.0 / 3);
+    assert_true(device.job[2].got_ns > 200 * MS);
+    assert_true(device.job[2].worst_wait_ns <= 5 * MS);
+}
+
+static void sessions_of_one_user_share_by_their_own_weights_and_take_nothing_from_others(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add(&device, 1000, 1, 2 * MS, 0);
+    add(&device, 1000, 1, 3 * MS, 0);
+    add(&device, 1001, 1, 4 * MS, 0);
+    fair_weigh_session(&device.job[0].session, 200);
+    fair_weigh_session(&device.job[1].session, 100);
+    run_until(&device, 20000ull * MS);
+    assert_part(device.job[0].got_ns, device.now_ns, 1.0 / 3);
+    assert_part(device.job[1].got_ns, device.now_ns, 1.0 / 6);
+    assert_part(device.job[2].got_ns, device.now_ns, 0.5);
+}
+
+/* 1/17 and not nothing: nobody starves; whatever weight a user of a lower class has, it counts inside the class alone.
+ */
+static void a_class_counts_sixteen_times_the_one_below_and_starves_none(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add_of_class(&device, 1000, 1, 2 * MS, 0, MOK_PRIORITY_HIGH);
+    add_of_class(&device, 1001, 300, 2 * MS, 0, MOK_PRIORITY_NORMAL);
+    add_of_class(&device, 1002, 100, 2 * MS, 0, MOK_PRIORITY_NORMAL);
+    add_of_class(&device, 1003, 1000, 2 * MS, 0, MOK_PRIORITY_LOW);
+    run_until(&device, 100000ull * MS);
+    assert_part(device.job[0].got_ns, device.now_ns, 256.0 / 273);
+    uint64_t normal = device.job[1].got_ns + device.job[2].got_ns;
+    assert_part(normal, device.now_ns, 16.0 / 273);
+    assert_part(device.job[1].got_ns, normal, 0.75);
+    assert_part(device.job[3].got_ns, normal + device.job[3].got_ns, 1.0 / 17);
+    assert_true(device.job[3].worst_wait_ns <= 2 * 273 * 2 * MS);
+}
+
+static void a_light_user_of_a_high_class_goes_before_any_lower_one(void **state)
+{
+    struct device device = { .share.burst_ns = 20 * MS };
+    (void)state;
+
+    add_of_class(&device, 1000, 1000, 3 * MS, 0, MOK_PRIORITY_NORMAL);
+    add_of_class(&device, 1001, 1000, 3 * MS, 0, MOK_PRIORITY_NORMAL);
+    add_of_class(&device, 1002, 1, 5 * MS, 0, MOK_PRIORITY_HIGH);
+    device.job[2].rest_ns = 10 * MS;
+    run_until(&device, 20000ull * MS);
+    assert_true(device.job[2].worst_wait_ns <= 3 * MS);
+}
+
+static void a_user_who_changes_class_starts_where_its_users_are(void **state)
+{
+    struct device device = { 0 };
+    (void)state;
+
+    add_of_class(&device, 1000, 1, 2 * MS, 0, MOK_PRIORITY_LOW);
+    add(&device, 1001, 1, 2 * MS, 0);
+    run_until(&device, 10000ull * MS);
+    uint64_t before = device.job[0].got_ns, start = device.now_ns;
+    fair_weigh_user(&device.share, 1000, 1, MOK_PRIORITY_NORMAL);
+    run_until(&device, 20000ull * MS);
+    assert_part(device.job[0].got_ns - before, device.now_ns - start, 0.5);
+    fair_weigh_user(&device.share, 1000, 3, 77); /* no such class: the normal one */
+    before = device.job[0].got_ns;
+    start = device.now_ns;
+    run_until(&device, 30000ull * MS);
+    assert_part(device.job[0].got_ns - before, device.now_ns - start, 0.75);
+    fair_weigh_user(&device.share, 4711, 1, 0); /* nobody there: nothing happens */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(busy_users_of_weight_two_and_one_get_two_thirds_and_one_third),
+        cmocka_unit_test(a_light_user_beside_two_busy_ones_of_weight_two_and_one_waits_for_one_phase_at_most),
+        cmocka_unit_test(sessions_of_one_user_share_by_their_own_weights_and_take_nothing_from_others),
+        cmocka_unit_test(a_class_counts_sixteen_times_the_one_below_and_starves_none),
+        cmocka_unit_test(a_light_user_of_a_high_class_goes_before_any_lower_one),
+        cmocka_unit_test(a_user_who_changes_class_starts_where_its_users_are),
         cmocka_unit_test(the_length_of_a_phase_gives_no_advantage),
         cmocka_unit_test(many_sessions_of_one_user_share_that_users_part),
         cmocka_unit_test(an_idle_session_does_not_save_up_the_device),

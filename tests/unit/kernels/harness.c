@@ -361,7 +361,8 @@ static void start_phase(struct operation *op, uint32_t r, enum mok_phase phase)
     struct harness *h = op->layer->harness;
     struct rank_operation *mine = &op->rank[r];
 
-    for (uint32_t p = 0; phase == MOK_PHASE_MAIN && p < op->layer->ranks; p++) {
+    bool main = phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE;
+    for (uint32_t p = 0; main && p < op->layer->ranks; p++) {
         const struct mok_op_info *info = &op->layer->view[r].flags[p]->info;
         mine->peer[p] = (struct mok_peer){
             .x = resolve(h, info->x_buffer, info->x_offset, p),
@@ -413,7 +414,14 @@ static bool advance(struct layer *layer, uint32_t r)
     }
     if (mine->pending == MOK_ACT_WAIT || h->busy[r])
         return moved;
-    start_phase(op, r, phase_of[mine->pending]);
+    enum mok_phase phase = phase_of[mine->pending];
+    /* Either way must give the same. */
+    if (phase == MOK_PHASE_PREPARE && layer->ranks == 1 && h->ops->runs_whole && !mine->abort_in &&
+        rng_below(&h->rng, 2)) {
+        phase = MOK_PHASE_WHOLE;
+        mok_dispatch_whole(&mine->dispatch, &layer->view[r], mok_now_ns());
+    }
+    start_phase(op, r, phase);
     return true;
 }
 

@@ -454,6 +454,33 @@ static void joined_time_is_set_when_the_last_rank_is_ready_and_not_before(void *
     sim_close(&sim);
 }
 
+static void an_operation_of_one_rank_may_run_whole_and_cannot_be_cancelled_then(void **state)
+{
+    struct mok_op_result bad = { .status = -MOK_EEXPERT, .argument = MOK_ARG_IDS, .bad_token = 3, .bad_value = 9 };
+    struct mok_dispatch_op *op;
+    struct sim sim;
+    bool moved;
+
+    (void)state;
+    sim_open(&sim, 1, 2, 12);
+    op = &sim.rank[0].op;
+    for (uint64_t n = 1; n <= 2; n++) {
+        struct mok_op_info info = plain_info(n);
+        mok_dispatch_begin(op, n, &info);
+        assert_int_equal(mok_dispatch_step(op, &sim.rank[0].view, 1, &moved), MOK_ACT_PREPARE);
+        mok_dispatch_whole(op, &sim.rank[0].view, 5);
+        assert_int_equal(op->all_ready_ns, 5);
+        assert_int_equal(mok_dispatch_cancel(op, &sim.rank[0].view, -MOK_ECANCELED), -MOK_EBUSY);
+        assert_int_equal(mok_dispatch_step(op, &sim.rank[0].view, 6, &moved), MOK_ACT_WAIT);
+        mok_dispatch_phase_done(op, n == 1 ? &bad : &(struct mok_op_result){ .rows = 7 });
+        assert_int_equal(mok_dispatch_step(op, &sim.rank[0].view, 7, &moved), MOK_ACT_COMPLETE);
+        assert_int_equal(op->result.status, n == 1 ? -MOK_EEXPERT : 0);
+        assert_int_equal(op->result.rows, n == 1 ? 0 : 7);
+        assert_int_equal(op->result.bad_token, n == 1 ? 3 : 0);
+    }
+    sim_close(&sim);
+}
+
 static void missing_ranks_are_named_beyond_the_first_64(void **state)
 {
     static struct mok_layer_flags flags[MOK_MAX_EP];
@@ -620,6 +647,7 @@ int main(void)
         cmocka_unit_test(cancel_before_all_are_ready_fails_all_ranks_and_later_is_refused),
         cmocka_unit_test(ranks_that_disagree_get_mismatch_everywhere),
         cmocka_unit_test(joined_time_is_set_when_the_last_rank_is_ready_and_not_before),
+        cmocka_unit_test(an_operation_of_one_rank_may_run_whole_and_cannot_be_cancelled_then),
         cmocka_unit_test(missing_ranks_are_named_beyond_the_first_64),
         cmocka_unit_test(a_cancel_of_a_rank_that_waits_takes_effect_when_the_missing_rank_joins),
         cmocka_unit_test(ranks_on_threads_see_each_others_memory_in_order),

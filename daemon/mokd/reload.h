@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MOKD_RELOAD_H
+#define MOKD_RELOAD_H
+
+#include "server.h"
+
+/*
+ * Reads the configuration again, in a work thread, and takes over what may change while mokd runs: log level,
+ * administrators, limits, users and Unix groups. A file with an error changes nothing; each error is logged.
+ */
+void mokd_reload(struct mokd_server *server);
+
+#endif
