@@ -213,18 +213,12 @@ void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
     maybe_yield();
 }
 
-/* A copy or addition from shared memory, done when it is asked for or when its thread waits. */
-struct bulk_op {
-    uint32_t group;
-    std::function<void()> run;
-};
-
 static void start_bulk(std::function<void()> run)
 {
     if (!draw_late())
         run();
     else
-        current->bulk.push_back(std::make_unique<bulk_op>(bulk_op{ current->bulk_group, std::move(run) }));
+        current->bulk.push_back({ current->bulk_group, std::move(run) });
 }
 
 static void add_floats(void *to, const void *from, uint32_t bytes)
@@ -286,8 +280,8 @@ void bulk_wait(uint32_t groups)
     fiber *f = current;
     size_t kept = 0;
     for (auto &op : f->bulk)
-        if (op->group + groups < f->bulk_group)
-            op->run();
+        if (op.group + groups < f->bulk_group)
+            op.run();
         else
             f->bulk[kept++] = std::move(op);
     f->bulk.resize(kept);

@@ -33,8 +33,7 @@ struct warp;
 /* ---- where a fiber is ---- */
 
 struct place {
-    uint3 thread, block;
-    dim3 block_size, grid_size;
+    uint3 thread, block, block_size, grid_size;
     uint32_t cluster_rank, cluster_size;
 };
 

@@ -66,7 +66,7 @@ uint32_t room(const grid &g)
 {
     int sms = 1;
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0);
-    uint32_t per_sm = std::max(1u, std::min(2048 / g.threads, 4u));
+    uint32_t per_sm = std::min(2048 / g.threads, 4u);
     if (g.shared_bytes)
         per_sm = std::max(1u, std::min(per_sm, shared_limit / (g.shared_bytes + 1024)));
     return static_cast<uint32_t>(sms) * per_sm;

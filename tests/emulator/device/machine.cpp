@@ -10,6 +10,8 @@
 
 #include "fiber.h"
 
+__thread uint3 threadIdx, blockIdx, blockDim, gridDim;
+
 namespace emu
 {
 
@@ -163,6 +165,10 @@ void machine::run_warp(warp *w)
             f->sp = stack_ready(f->stack, fiber_main);
         }
         current = f;
+        threadIdx = f->at.thread;
+        blockIdx = f->at.block;
+        blockDim = f->at.block_size;
+        gridDim = f->at.grid_size;
         mok_emulator_switch(&sp, f->sp);
         current = nullptr;
         if (f->done)
@@ -225,7 +231,8 @@ void machine::start_cluster(grid &g)
             f.in = &w;
             f.lane = t % 32;
             f.at = { { t % g.block_size.x, t / g.block_size.x % g.block_size.y, t / g.block_size.x / g.block_size.y },
-                     index, g.block_size, g.size, rank, g.cluster_size };
+                     index, { g.block_size.x, g.block_size.y, g.block_size.z }, { g.size.x, g.size.y, g.size.z }, rank,
+                     g.cluster_size };
             w.lane[f.lane] = &f;
             w.alive |= 1u << f.lane;
         }

@@ -6,6 +6,7 @@
 #ifndef MOK_EMULATOR_MACHINE_H
 #define MOK_EMULATOR_MACHINE_H
 
+#include <algorithm>
 #include <memory>
 #include <queue>
 #include <vector>
@@ -26,7 +27,11 @@ struct small_copy {
     const void *src;
 };
 
-struct bulk_op; /* from shared memory; copies.cpp */
+/* A copy or addition from shared memory, done when it is asked for or when its thread waits. */
+struct bulk_op {
+    uint32_t group;
+    std::function<void()> run;
+};
 
 struct fiber {
     void *sp = nullptr, *stack = nullptr;
@@ -41,7 +46,7 @@ struct fiber {
     uint64_t cluster_phase = 0;
     std::vector<small_copy> copies; /* cp.async that have not landed */
     uint32_t copy_group = 0;        /* open one */
-    std::vector<std::unique_ptr<bulk_op>> bulk;
+    std::vector<bulk_op> bulk;
     uint32_t bulk_group = 0;
 };
 

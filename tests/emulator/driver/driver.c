@@ -285,17 +285,35 @@ EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status)
     return stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult push_word(CUstream stream, enum step_kind kind, CUdeviceptr at, uint32_t value, unsigned flags)
+{
+    struct step step = { .kind = kind, .word = (uint32_t *)(uintptr_t)at, .value = value };
+
+    if (flags || at % sizeof(uint32_t))
+        return CUDA_ERROR_INVALID_VALUE;
+    return stream_push(stream, step) == cudaSuccess ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+EXPORT CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags)
+{
+    return push_word(stream, STEP_WRITE_VALUE, at, value, flags);
+}
+
+EXPORT CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags)
+{
+    return push_word(stream, STEP_WAIT_VALUE, at, value, flags);
+}
+
 EXPORT CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned count, CUstreamBatchMemOpParams *op, unsigned flags)
 {
     if (fake_cuda_batch_code || flags)
         return fake_cuda_batch_code ? (CUresult)fake_cuda_batch_code : CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++) {
-        struct step step = { .kind = op[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ? STEP_WAIT_VALUE
-                                                                                      : STEP_WRITE_VALUE,
-                             .word = (uint32_t *)(uintptr_t)op[i].address,
-                             .value = (uint32_t)op[i].value };
-        if (stream_push(stream, step) != cudaSuccess)
-            return CUDA_ERROR_OUT_OF_MEMORY;
+        bool wait = op[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_32;
+        CUresult r = push_word(stream, wait ? STEP_WAIT_VALUE : STEP_WRITE_VALUE, op[i].address,
+                               (uint32_t)op[i].value, 0);
+        if (r != CUDA_SUCCESS)
+            return r;
     }
     return CUDA_SUCCESS;
 }

@@ -134,6 +134,10 @@ CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags);
 CUresult cuMemHostUnregister(void *memory);
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *at, void *memory, unsigned flags);
 CUresult cuStreamIsCapturing(CUstream stream, int *status);
+#define CU_STREAM_WRITE_VALUE_DEFAULT 0u
+#define CU_STREAM_WAIT_VALUE_GEQ 0u
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags);
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags);
 CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned count, CUstreamBatchMemOpParams *operations, unsigned flags);
 CUresult cuGetErrorString(CUresult code, const char **text);
 

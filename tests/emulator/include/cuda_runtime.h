@@ -29,10 +29,8 @@
     __attribute__((patchable_function_entry(EMULATED_CLUSTER_BASE + (x), EMULATED_CLUSTER_BASE + (x))))
 #define EMULATED_CLUSTER_BASE 64
 
-#define threadIdx (::emu::here().thread)
-#define blockIdx (::emu::here().block)
-#define blockDim (::emu::here().block_size)
-#define gridDim (::emu::here().grid_size)
+/* Of the fiber that runs; its turn begins by setting them. */
+extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 #define warpSize 32
 
 /* ---- vectors ---- */
