@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies that land later than they are asked for. Each is done when it is asked for, or when whoever waits for it is told
- * that it has landed: the first finds places that are overwritten too early, the second those that are read too early.
+ * Copies that land later than they are asked for. Each is done when it is asked for, or when whoever waits for it is
+ * told that it has landed: the first finds places that are overwritten too early, the second those that are read too
+ * early.
  */
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What device code, compiled for the CPU, calls in the place of instructions. Each CUDA thread is a fiber; a kernel's
- * fibers all run on one thread of the process, one at a time, and change places only inside these functions, in an order
- * that a seed decides.
+ * fibers all run on one thread of the process, one at a time, and change places only inside these functions, in an
+ * order that a seed decides.
  */
 #ifndef MOK_EMULATOR_H
 #define MOK_EMULATOR_H
@@ -47,20 +47,30 @@ const place &here();
 /* ---- launching ---- */
 
 /* As cudaLaunchKernelExC. `kernel` is the function's address, by which its cluster and limits are known. */
-cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
-                   bool early, std::function<void()> body);
+cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, bool early,
+                   std::function<void()> body);
 cudaError_t set_shared_limit(const void *kernel, uint32_t bytes);
 
 /* ---- time and turns ---- */
 
-uint64_t now_ns();        /* the device's clock, which stands still while nothing happens */
+uint64_t now_ns(); /* the device's clock, which stands still while nothing happens */
 void sleep_ns(uint32_t ns);
-void maybe_yield();       /* other threads may run here, by the seed's choice */
+void maybe_yield(); /* other threads may run here, by the seed's choice */
 
 /* ---- warps: the lanes of `mask` meet ---- */
 
-enum meeting_kind : uint32_t { MEET_SYNC, MEET_SHUFFLE, MEET_MATCH, MEET_VOTE, MEET_REDUCE, MEET_STMATRIX, MEET_LDMATRIX,
-                               MEET_WGMMA, MEET_WGMMA_GROUP, MEET_REGISTERS };
+enum meeting_kind : uint32_t {
+    MEET_SYNC,
+    MEET_SHUFFLE,
+    MEET_MATCH,
+    MEET_VOTE,
+    MEET_REDUCE,
+    MEET_STMATRIX,
+    MEET_LDMATRIX,
+    MEET_WGMMA,
+    MEET_WGMMA_GROUP,
+    MEET_REGISTERS
+};
 const char *meeting_name(uint32_t kind);
 
 struct payload {
@@ -88,8 +98,8 @@ void cluster_wait();
 
 /* ---- shared memory: an address is an offset, or one with a block of the cluster in the bits from 24 on ---- */
 
-uint8_t *shared_base();                  /* of dynamic shared memory */
-uint32_t shared_address(const void *p);  /* of this block */
+uint8_t *shared_base();                 /* of dynamic shared memory */
+uint32_t shared_address(const void *p); /* of this block */
 uint32_t cluster_address(uint32_t address, uint32_t rank);
 /* Any address, checked: `bytes` from it must exist and be aligned to `align`. `own`: must be this block's. */
 uint8_t *shared_pointer(uint32_t address, uint32_t bytes, uint32_t align, bool own);

@@ -129,8 +129,8 @@ void run_grid(void *cookie)
     m.seed = mix(number_of("MOK_EMULATOR_SEED", 1) * 0x9e3779b97f4a7c15ull + g->number) | 1;
     m.random.state = m.seed;
     m.with = draw(m.random, *g);
-    m.now = std::max<uint64_t>(device_clock, static_cast<uint64_t>(t.tv_sec) * 1000000000ull +
-                                                 static_cast<uint64_t>(t.tv_nsec));
+    m.now = std::max<uint64_t>(device_clock,
+                               static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec));
     self = &m;
     m.run(*g);
     self = nullptr;
@@ -169,7 +169,8 @@ cudaError_t launch(const void *kernel, dim3 size, dim3 block, size_t shared_byte
     {
         std::lock_guard<std::mutex> hold(limits_lock);
         auto limit = limits.find(kernel);
-        if (shared_bytes > (limit == limits.end() ? shared_default_limit : std::max(limit->second, shared_default_limit)))
+        if (shared_bytes >
+            (limit == limits.end() ? shared_default_limit : std::max(limit->second, shared_default_limit)))
             return cudaErrorInvalidValue;
     }
     g->number = ++launches;

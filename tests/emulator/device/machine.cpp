@@ -157,7 +157,8 @@ void machine::run_warp(warp *w)
     w->ready = 0;
     now += 10;
     while (lanes) {
-        uint32_t i = upwards ? static_cast<uint32_t>(__builtin_ctz(lanes)) : 31u - static_cast<uint32_t>(__builtin_clz(lanes));
+        uint32_t i =
+            upwards ? static_cast<uint32_t>(__builtin_ctz(lanes)) : 31u - static_cast<uint32_t>(__builtin_clz(lanes));
         lanes &= ~(1u << i);
         fiber *f = w->lane[i];
         if (!f->sp) {
@@ -231,7 +232,10 @@ void machine::start_cluster(grid &g)
             f.in = &w;
             f.lane = t % 32;
             f.at = { { t % g.block_size.x, t / g.block_size.x % g.block_size.y, t / g.block_size.x / g.block_size.y },
-                     index, { g.block_size.x, g.block_size.y, g.block_size.z }, { g.size.x, g.size.y, g.size.z }, rank,
+                     index,
+                     { g.block_size.x, g.block_size.y, g.block_size.z },
+                     { g.size.x, g.size.y, g.size.z },
+                     rank,
                      g.cluster_size };
             w.lane[f.lane] = &f;
             w.alive |= 1u << f.lane;
@@ -311,8 +315,8 @@ void machine::check_stuck()
 
 static const char *wait_name(wait_kind kind)
 {
-    static const char *const names[] = { "nothing",   "lanes of its warp", "its block",         "its cluster",
-                                         "mbarrier", "time",              "the kernel before" };
+    static const char *const names[] = { "nothing", "lanes of its warp", "its block", "its cluster", "mbarrier",
+                                         "time",    "the kernel before" };
     return names[kind];
 }
 
@@ -335,8 +339,7 @@ void machine::report_deadlock()
                         if (first->wait == WAIT_MBAR)
                             describe_mbar(*b, first->wait_a, more, sizeof(more));
                         else if (first->wait == WAIT_LANES)
-                            snprintf(more, sizeof(more), " (%s, mask %#x)", meeting_name(first->wait_b),
-                                     first->wait_a);
+                            snprintf(more, sizeof(more), " (%s, mask %#x)", meeting_name(first->wait_b), first->wait_a);
                         else
                             snprintf(more, sizeof(more), " (%u, %u)", first->wait_a, first->wait_b);
                         fprintf(stderr, "emulator: block %llu threads %u to %u wait for %s%s%s\n",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The parts of a running kernel: grid, clusters, blocks, warps, fibers; and the machine that runs them. Time is virtual: it
- * moves when fibers run and jumps to the next event when none can.
+ * The parts of a running kernel: grid, clusters, blocks, warps, fibers; and the machine that runs them. Time is
+ * virtual: it moves when fibers run and jumps to the next event when none can.
  */
 #ifndef MOK_EMULATOR_MACHINE_H
 #define MOK_EMULATOR_MACHINE_H
@@ -167,7 +167,7 @@ struct machine {
     void wait(wait_kind kind, uint32_t a = 0, uint32_t b = 0);
     void yield();
 
-private:
+  private:
     void start_blocks(grid &g);
     void start_cluster(grid &g);
     void run_warp(warp *w);
@@ -181,8 +181,8 @@ private:
 extern thread_local machine *self;
 
 block &my_block();
-void end_of_lane(warp &w, uint32_t lane);  /* meetings that waited for it */
-void end_of_thread(block &b);              /* barriers that waited for it */
+void end_of_lane(warp &w, uint32_t lane); /* meetings that waited for it */
+void end_of_thread(block &b);             /* barriers that waited for it */
 void check_block_left_nothing(block &b);
 void mbar_complete_bytes(block &b, uint32_t offset, uint32_t bytes);
 void describe_mbar(block &b, uint32_t address, char *text, size_t size);

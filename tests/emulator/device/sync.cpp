@@ -12,7 +12,7 @@ namespace emu
 
 const char *meeting_name(uint32_t kind)
 {
-    static const char *const names[] = { "__syncwarp", "shuffle", "match",       "vote",  "reduce",
+    static const char *const names[] = { "__syncwarp", "shuffle",  "match", "vote",        "reduce",
                                          "stmatrix",   "ldmatrix", "wgmma", "wgmma group", "setmaxnreg" };
     return names[kind];
 }
@@ -113,8 +113,9 @@ void complete_vote(meeting &m)
 
 static void pass(thread_barrier &b, uint32_t expected)
 {
-    int result = b.kind == VOTE_AND ? b.votes == static_cast<int>(expected)
-                                    : b.kind == VOTE_COUNT ? b.votes : b.votes != 0;
+    int result = b.kind == VOTE_AND     ? b.votes == static_cast<int>(expected)
+                 : b.kind == VOTE_COUNT ? b.votes
+                                        : b.votes != 0;
     for (fiber *f : b.waiting)
         f->vote = result;
     if (current)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of warpgroups, and matrices in registers. A warp does its quarter of an instruction by itself, at once or when
- * it waits. Its sums lie here meanwhile; what the threads see in their place is NaN.
+ * Products of warpgroups, and matrices in registers. A warp does its quarter of an instruction by itself, at once or
+ * when it waits. Its sums lie here meanwhile; what the threads see in their place is NaN.
  */
 #include <string.h>
 
@@ -54,8 +54,12 @@ static operand decode(const block &b, uint64_t descriptor)
 {
     static const uint32_t spans[] = { 16, 128, 64, 32 }, bits[] = { 0, 7, 3, 1 };
     const uint32_t mode = static_cast<uint32_t>(descriptor >> 62);
-    operand o = { &b, static_cast<uint32_t>(descriptor & 0x3fff) << 4, static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4,
-                  static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4, spans[mode], bits[mode] };
+    operand o = { &b,
+                  static_cast<uint32_t>(descriptor & 0x3fff) << 4,
+                  static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4,
+                  static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4,
+                  spans[mode],
+                  bits[mode] };
     if (descriptor >> 49 & 7u)
         fail("wgmma descriptor %#llx: base offsets are not emulated", static_cast<unsigned long long>(descriptor));
     return o;

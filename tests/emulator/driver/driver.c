@@ -310,8 +310,8 @@ EXPORT CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned count, CUstreamB
         return fake_cuda_batch_code ? (CUresult)fake_cuda_batch_code : CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++) {
         bool wait = op[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_32;
-        CUresult r = push_word(stream, wait ? STEP_WAIT_VALUE : STEP_WRITE_VALUE, op[i].address,
-                               (uint32_t)op[i].value, 0);
+        CUresult r =
+            push_word(stream, wait ? STEP_WAIT_VALUE : STEP_WRITE_VALUE, op[i].address, (uint32_t)op[i].value, 0);
         if (r != CUDA_SUCCESS)
             return r;
     }

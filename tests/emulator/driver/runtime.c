@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The emulated CUDA runtime: devices, memory, streams and events over ordinary memory and threads. Fresh device memory is
- * filled with NaN; an allocation ends where an unmapped page begins.
+ * The emulated CUDA runtime: devices, memory, streams and events over ordinary memory and threads. Fresh device memory
+ * is filled with NaN; an allocation ends where an unmapped page begins.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -133,7 +133,7 @@ static cudaError_t take(void **ret, size_t bytes, int fill)
     uint64_t size = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     uint64_t pages = (size + PAGE - 1) / PAGE * PAGE, mapped = pages + 2 * PAGE;
     uint8_t *start = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *at;
-    struct allocation *head = (struct allocation *)start;
+    struct allocation *head = (void *)start;
 
     if (start == MAP_FAILED)
         return cudaErrorMemoryAllocation;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The language that device code is written in, on the CPU: words, built-in variables and functions that MoK's kernels use. */
+/* The language that device code is written in, on the CPU: words, built-in variables and functions that MoK's kernels
+ * use. */
 #ifndef MOK_EMULATED_CUDA_RUNTIME_H
 #define MOK_EMULATED_CUDA_RUNTIME_H
 
@@ -25,7 +26,7 @@
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
 /* Kept as a number of no-operations before the function, where the launch finds it. */
-#define __cluster_dims__(x, ...) \
+#define __cluster_dims__(x, ...)                                                                                       \
     __attribute__((patchable_function_entry(EMULATED_CLUSTER_BASE + (x), EMULATED_CLUSTER_BASE + (x))))
 #define EMULATED_CLUSTER_BASE 64
 
@@ -35,20 +36,22 @@ extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 /* ---- vectors ---- */
 
-#define EMULATED_VECTOR(type, name)                                                        \
-    struct alignas(2 * sizeof(type)) name##2 {                                             \
-        type x, y;                                                                         \
-    };                                                                                     \
-    struct alignas(4 * sizeof(type) > 16 ? 16 : 4 * sizeof(type)) name##4 {                \
-        type x, y, z, w;                                                                   \
-    };                                                                                     \
-    inline name##2 make_##name##2(type x, type y)                                          \
-    {                                                                                      \
-        return { x, y };                                                                   \
-    }                                                                                      \
-    inline name##4 make_##name##4(type x, type y, type z, type w)                          \
-    {                                                                                      \
-        return { x, y, z, w };                                                             \
+#define EMULATED_VECTOR(type, name)                                                                                    \
+    struct alignas(2 * sizeof(type)) name##2                                                                           \
+    {                                                                                                                  \
+        type x, y;                                                                                                     \
+    };                                                                                                                 \
+    struct alignas(4 * sizeof(type) > 16 ? 16 : 4 * sizeof(type)) name##4                                              \
+    {                                                                                                                  \
+        type x, y, z, w;                                                                                               \
+    };                                                                                                                 \
+    inline name##2 make_##name##2(type x, type y)                                                                      \
+    {                                                                                                                  \
+        return { x, y };                                                                                               \
+    }                                                                                                                  \
+    inline name##4 make_##name##4(type x, type y, type z, type w)                                                      \
+    {                                                                                                                  \
+        return { x, y, z, w };                                                                                         \
     }
 EMULATED_VECTOR(uint32_t, uint)
 EMULATED_VECTOR(int32_t, int)
@@ -180,10 +183,10 @@ template <class T> void store(T *p, T v)
 
 } // namespace emu
 
-#define EMULATED_LOAD(name)               \
-    template <class T> T name(const T *p) \
-    {                                     \
-        return ::emu::load(p);            \
+#define EMULATED_LOAD(name)                                                                                            \
+    template <class T> T name(const T *p)                                                                              \
+    {                                                                                                                  \
+        return ::emu::load(p);                                                                                         \
     }
 EMULATED_LOAD(__ldg)
 EMULATED_LOAD(__ldca)
@@ -192,10 +195,10 @@ EMULATED_LOAD(__ldcs)
 EMULATED_LOAD(__ldcv)
 EMULATED_LOAD(__ldlu)
 #undef EMULATED_LOAD
-#define EMULATED_STORE(name)                \
-    template <class T> void name(T *p, T v) \
-    {                                       \
-        ::emu::store(p, v);                 \
+#define EMULATED_STORE(name)                                                                                           \
+    template <class T> void name(T *p, T v)                                                                            \
+    {                                                                                                                  \
+        ::emu::store(p, v);                                                                                            \
     }
 EMULATED_STORE(__stwb)
 EMULATED_STORE(__stcg)
@@ -221,20 +224,20 @@ inline void __threadfence_system()
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-#define EMULATED_ATOMIC(name, now)                                                                      \
-    template <class T> T name(T *p, typename std::common_type<T>::type v)                               \
-    {                                                                                                   \
-        ::emu::maybe_yield();                                                                           \
-        ::emu::check_aligned(p, sizeof(T));                                                             \
-        T old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                   \
-        while (!__atomic_compare_exchange_n(p, &old, static_cast<T>(now), false, __ATOMIC_SEQ_CST,      \
-                                            __ATOMIC_RELAXED)) {                                        \
-        }                                                                                               \
-        return old;                                                                                     \
+#define EMULATED_ATOMIC(name, now)                                                                                     \
+    template <class T> T name(T *p, typename std::common_type<T>::type v)                                              \
+    {                                                                                                                  \
+        ::emu::maybe_yield();                                                                                          \
+        ::emu::check_aligned(p, sizeof(T));                                                                            \
+        T old = __atomic_load_n(p, __ATOMIC_RELAXED);                                                                  \
+        while (                                                                                                        \
+            !__atomic_compare_exchange_n(p, &old, static_cast<T>(now), false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED)) {   \
+        }                                                                                                              \
+        return old;                                                                                                    \
     }
-#define EMULATED_ATOMICS(name, now)     \
-    EMULATED_ATOMIC(name, now)          \
-    EMULATED_ATOMIC(name##_block, now)  \
+#define EMULATED_ATOMICS(name, now)                                                                                    \
+    EMULATED_ATOMIC(name, now)                                                                                         \
+    EMULATED_ATOMIC(name##_block, now)                                                                                 \
     EMULATED_ATOMIC(name##_system, now)
 EMULATED_ATOMICS(atomicAdd, old + v)
 EMULATED_ATOMICS(atomicSub, old - v)
@@ -375,19 +378,19 @@ inline int __all_sync(uint32_t mask, int v)
     return __ballot_sync(mask, !v) == 0;
 }
 
-#define EMULATED_REDUCE(name, expression)                                                             \
-    template <class T> T name(uint32_t mask, T v)                                                     \
-    {                                                                                                 \
-        auto complete = [](::emu::meeting &m) {                                                       \
-            ::emu::complete_reduce<T>(m, [](T a, T b) -> T { return expression; });                   \
-        };                                                                                            \
-        return ::emu::unpack<T>(::emu::meet(mask, ::emu::MEET_REDUCE, ::emu::pack(v), complete));     \
+#define EMULATED_REDUCE(name, expression)                                                                              \
+    template <class T> T name(uint32_t mask, T v)                                                                      \
+    {                                                                                                                  \
+        auto complete = [](::emu::meeting &m) {                                                                        \
+            ::emu::complete_reduce<T>(m, [](T a, T b) -> T { return expression; });                                    \
+        };                                                                                                             \
+        return ::emu::unpack<T>(::emu::meet(mask, ::emu::MEET_REDUCE, ::emu::pack(v), complete));                      \
     }
 EMULATED_REDUCE(__reduce_add_sync, a + b)
 EMULATED_REDUCE(__reduce_min_sync, b < a ? b : a)
 EMULATED_REDUCE(__reduce_max_sync, a < b ? b : a)
 EMULATED_REDUCE(__reduce_or_sync, a | b)
-EMULATED_REDUCE(__reduce_and_sync, a & b)
+EMULATED_REDUCE(__reduce_and_sync, a &b)
 #undef EMULATED_REDUCE
 
 /* ---- launching ---- */

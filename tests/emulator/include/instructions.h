@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stands for kernels/cuda/ptx.cuh and wgmma.cuh when the kernels are compiled for the CPU: the same functions, by way of
- * the emulator. Included before anything else of a kernel's source, it takes those files' include guards.
+ * Stands for kernels/cuda/ptx.cuh and wgmma.cuh when the kernels are compiled for the CPU: the same functions, by way
+ * of the emulator. Included before anything else of a kernel's source, it takes those files' include guards.
  */
 #ifndef MOK_EMULATED_INSTRUCTIONS_H
 #define MOK_EMULATED_INSTRUCTIONS_H
