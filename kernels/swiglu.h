@@ -43,30 +43,54 @@ MOK_HD float mok_sigmoid(float x)
     return 1.0f / (1.0f + mok_exp(-x));
 }
 
-/* value of magnitude m, rounded to `bf16`, kept on its side of the limit */
-MOK_HD uint16_t mok_keep_side(uint16_t bf16, float m, float rounded_m, float limit)
-{
-    uint16_t below = (uint16_t)(mok_f32_bits(limit) >> 16), sign = (uint16_t)(bf16 & 0x8000u);
-    uint16_t above = (uint16_t)(below + 1u);
+/* The BF16 values next to a limit: the largest that is not above it, the smallest above it. No limit: both infinite. */
+struct mok_sides {
+    float limit, below, above;
+};
 
-    bf16 = limit > 0 && m > limit && rounded_m <= limit ? (uint16_t)(sign | above) : bf16;
-    return limit > 0 && m <= limit && rounded_m > limit ? (uint16_t)(sign | below) : bf16;
+MOK_HD struct mok_sides mok_sides_of(float limit)
+{
+    const float infinite = mok_f32_from_bits(0x7f800000u);
+    const uint32_t below = mok_f32_bits(limit) & 0xffff0000u;
+    struct mok_sides sides = { infinite, infinite, infinite };
+
+    if (limit > 0) {
+        sides.limit = limit;
+        sides.below = mok_f32_from_bits(below);
+        sides.above = mok_f32_from_bits(below + 0x10000u);
+    }
+    return sides;
+}
+
+/* Moves a magnitude that rounding to BF16 could take across the limit to the nearest BF16 value on its own side. */
+MOK_HD float mok_keep_side(float m, struct mok_sides sides)
+{
+    float low = m > sides.below ? sides.below : m, high = m < sides.above ? sides.above : m;
+
+    return m > sides.limit ? high : low;
+}
+
+MOK_HD float mok_gate_side(float a, struct mok_sides sides)
+{
+    return mok_keep_side(a, sides);
+}
+
+MOK_HD float mok_up_side(float b, struct mok_sides sides)
+{
+    const uint32_t sign = mok_f32_bits(b) & 0x80000000u;
+
+    return mok_f32_from_bits(mok_f32_bits(mok_keep_side(mok_f32_from_bits(mok_f32_bits(b) ^ sign), sides)) | sign);
 }
 
 /* Gate a and up b as they are saved. */
 MOK_HD uint16_t mok_gate_to_bf16(float a, float limit)
 {
-    uint16_t bf16 = mok_f32_to_bf16(a);
-
-    return mok_keep_side(bf16, a, mok_bf16_to_f32(bf16), limit);
+    return mok_f32_to_bf16(mok_gate_side(a, mok_sides_of(limit)));
 }
 
 MOK_HD uint16_t mok_up_to_bf16(float b, float limit)
 {
-    uint16_t bf16 = mok_f32_to_bf16(b);
-    float rounded = mok_bf16_to_f32(bf16);
-
-    return mok_keep_side(bf16, b < 0 ? -b : b, rounded < 0 ? -rounded : rounded, limit);
+    return mok_f32_to_bf16(mok_up_side(b, mok_sides_of(limit)));
 }
 
 MOK_HD float mok_clamp_gate(float a, float limit)

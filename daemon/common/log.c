@@ -21,6 +21,7 @@
 static const char *log_identifier = "mok";
 static atomic_int log_level = MOK_LOG_INFO;
 static bool log_to_journal;
+static _Atomic(mok_log_observer) log_observer;
 
 static const struct {
     const char *text;
@@ -47,6 +48,11 @@ void mok_log_open(const char *identifier, enum mok_log_level level)
     log_identifier = identifier;
     log_to_journal = stderr_is_journal();
     mok_log_set_level(level);
+}
+
+void mok_log_observe(mok_log_observer observer)
+{
+    atomic_store_explicit(&log_observer, observer, memory_order_release);
 }
 
 void mok_log_set_level(enum mok_log_level level)
@@ -164,6 +170,9 @@ void mok_log(enum mok_log_level level, const char *component, const char *messag
         vsnprintf(text, sizeof(text), fields, arguments);
         va_end(arguments);
     }
+    mok_log_observer observer = atomic_load_explicit(&log_observer, memory_order_acquire);
+    if (observer)
+        observer(level, component, message, text);
     if (log_to_journal)
         send_to_journal(level, component, message, text);
     else

@@ -35,6 +35,11 @@ const char *mok_log_level_text(enum mok_log_level level);
 void mok_log(enum mok_log_level level, const char *component, const char *message, const char *fields, ...)
     _printf_(4, 5);
 
+/* Everything that is said is shown to `observer` as well, in the thread that says it; NULL: to nobody. It must not log. */
+typedef void (*mok_log_observer)(enum mok_log_level level, const char *component, const char *message,
+                                 const char *fields);
+void mok_log_observe(mok_log_observer observer);
+
 /* A copy of foreign text without quotes, backslashes and control characters; cut to the buffer. Returns `buffer`. */
 const char *mok_log_text(char *buffer, size_t size, const char *text);
 

@@ -5,8 +5,30 @@
 
 #include "collective.h"
 #include "group.h"
+#include "state.h"
 
 /* ------------------------------------------------------------------ the object */
+
+/* Takes over the storage; NULL: out of memory. */
+static struct mokd_buffer *buffer_of_storage(struct mokd_session *session, struct mokd_member *member, uint32_t id,
+                                             struct mokd_storage *storage)
+{
+    struct mokd_buffer *buffer = calloc(1, sizeof(*buffer));
+
+    if (!buffer)
+        return NULL;
+    buffer->session = session;
+    buffer->device = storage->device;
+    buffer->member = member;
+    buffer->id = id;
+    buffer->bytes = storage->bytes;
+    buffer->storage = storage;
+    TAILQ_INSERT_TAIL(&session->buffers, buffer, link);
+    session->n_buffers++;
+    if (member)
+        TAILQ_INSERT_TAIL(&member->buffers, buffer, member_link);
+    return buffer;
+}
 
 /* Charged to the session's user, with its memory. */
 static int buffer_new(struct mokd_session *session, struct mokd_device *device, struct mokd_member *member, uint32_t id,
@@ -22,22 +44,12 @@ static int buffer_new(struct mokd_session *session, struct mokd_device *device, 
         mokd_user_give(session->user, MOKD_BUFFERS, 1);
         return r;
     }
-    struct mokd_buffer *buffer = calloc(1, sizeof(*buffer));
+    struct mokd_buffer *buffer = buffer_of_storage(session, member, id, storage);
     if (!buffer) {
         mokd_user_give(session->user, MOKD_BUFFERS, 1);
         mokd_storage_release(storage);
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     }
-    buffer->session = session;
-    buffer->device = device;
-    buffer->member = member;
-    buffer->id = id;
-    buffer->bytes = bytes;
-    buffer->storage = storage;
-    TAILQ_INSERT_TAIL(&session->buffers, buffer, link);
-    session->n_buffers++;
-    if (member)
-        TAILQ_INSERT_TAIL(&member->buffers, buffer, member_link);
     *ret = buffer;
     return 0;
 }
@@ -50,6 +62,7 @@ static void buffer_release(struct mokd_buffer *buffer)
     mokd_user_give(buffer->session->user, MOKD_BUFFERS, 1);
     if (buffer->member)
         TAILQ_REMOVE(&buffer->member->buffers, buffer, member_link);
+    mokd_state_touch(buffer->session->server);
     mokd_storage_release(buffer->storage);
     free(buffer);
 }
@@ -64,12 +77,23 @@ struct mokd_buffer *mokd_buffer_of(const struct mokd_session *session, uint32_t 
     return NULL;
 }
 
+/* A session of which the next mokd cannot have everything ends with this one. */
+static void keep(struct mokd_buffer *buffer)
+{
+    struct mokd_session *session = buffer->session;
+
+    if (session->resumable && mokd_storage_keep(buffer->storage) < 0)
+        session->resumable = false;
+    mokd_state_touch(session->server);
+}
+
 static void hand_out(struct mokd_buffer *buffer, struct mokd_call *call)
 {
     Mok__Reply reply = MOK__REPLY__INIT;
     Mok__BufferAllocReply body = MOK__BUFFER_ALLOC_REPLY__INIT;
 
     buffer->ready = true;
+    keep(buffer);
     body.buffer = buffer->id;
     body.bytes = buffer->bytes;
     body.kind = buffer->device->config->kind;
@@ -215,7 +239,7 @@ void mokd_buffer_alloc(struct mokd_session *session, uint64_t id, const Mok__Buf
         return;
     }
     if (member) {
-        struct mokd_collective_params params = { .kind = MOKD_COLLECTIVE_ALLOC, .bytes = request->bytes };
+        struct group_params params = { .kind = GROUP_ALLOC, .bytes = request->bytes };
         mokd_collective_call(member, id, &params, request->timeout_ms);
         return;
     }
@@ -289,7 +313,6 @@ static void symmetric_mapped(struct mokd_gather *gather)
 static void symmetric_filled(void *cookie, const struct mokd_error *error)
 {
     struct symmetric *job = cookie;
-    struct map message;
 
     if (error->code < 0) {
         job->error = *error;
@@ -299,12 +322,8 @@ static void symmetric_filled(void *cookie, const struct mokd_error *error)
     mokd_gather_begin(&job->gather, symmetric_mapped);
     for (uint32_t at = 0; at < job->size; at++) {
         struct mokd_member *member = job->group->member[at];
-        for (uint32_t r = 0; r < job->size; r++) {
-            struct mokd_buffer *buffer = job->rank[r].buffer;
-            map_message(buffer, member->session->id, &message);
-            mokd_gather_send(&job->gather, member->device, &message.request, &buffer->storage->fd, 1,
-                             MOKD_WORKER_MAP_TIMEOUT_MS, at);
-        }
+        for (uint32_t r = 0; r < job->size; r++)
+            mokd_buffer_send_map(job->rank[r].buffer, member, &job->gather);
     }
     mokd_gather_end(&job->gather);
 }
@@ -408,6 +427,9 @@ void mokd_buffer_free(struct mokd_session *session, uint64_t id, const Mok__Buff
         mokd_error_set(&error, -MOK_EBUFFER, "buffer = %u: the session has no such buffer", request->buffer);
     else if (buffer->bindings > 0)
         mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: bound to a layer in %u places", buffer->id, buffer->bindings);
+    else if (buffer->member && buffer->member->group->state == MOKD_GROUP_SUSPENDED)
+        mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: its group is being restored after a restart of mokd",
+                       buffer->id);
     else if (buffer->member && buffer->member->leaving)
         mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: the session is leaving its group", buffer->id);
     if (error.code < 0) {
@@ -451,18 +473,54 @@ static void dropped(void *cookie, uint32_t tag, const struct mokd_answer *answer
     mokd_session_unref(session);
 }
 
+static void drop(struct mokd_buffer *buffer)
+{
+    struct unmap message;
+
+    buffer->going = true;
+    mokd_session_ref(buffer->session);
+    unmap_message(buffer, buffer->session->id, &message);
+    mokd_device_send(buffer->device, &message.request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, dropped, buffer, 0);
+}
+
 void mokd_buffers_drop(struct mokd_session *session)
 {
     struct mokd_buffer *buffer, *next;
-    struct unmap message;
 
     for (buffer = TAILQ_FIRST(&session->buffers); buffer; buffer = next) {
         next = TAILQ_NEXT(buffer, link);
-        buffer->going = true;
-        mokd_session_ref(session);
-        unmap_message(buffer, session->id, &message);
-        mokd_device_send(buffer->device, &message.request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, dropped, buffer, 0);
+        drop(buffer);
     }
+}
+
+/* No worker knows a copy of a symmetric one while its group is suspended. */
+void mokd_buffer_drop(struct mokd_buffer *buffer)
+{
+    if (buffer->member)
+        buffer_release(buffer);
+    else
+        drop(buffer);
+}
+
+int mokd_buffer_adopt(struct mokd_session *session, struct mokd_member *member, uint32_t id,
+                      struct mokd_storage *storage)
+{
+    struct mokd_buffer *buffer = buffer_of_storage(session, member, id, storage);
+
+    if (!buffer)
+        return -MOK_ENOMEM;
+    mokd_user_adopt(session->user, MOKD_BUFFERS, 1);
+    buffer->ready = true;
+    return 0;
+}
+
+void mokd_buffer_send_map(const struct mokd_buffer *buffer, const struct mokd_member *at, struct mokd_gather *gather)
+{
+    struct map message;
+
+    map_message(buffer, at->session->id, &message);
+    mokd_gather_send(gather, at->device, &message.request, &buffer->storage->fd, 1, MOKD_WORKER_MAP_TIMEOUT_MS,
+                     at->rank);
 }
 
 static void attached(void *cookie, uint32_t tag, const struct mokd_answer *answer)
@@ -484,7 +542,7 @@ void mokd_buffers_attach(struct mokd_device *device)
     struct map message;
 
     TAILQ_FOREACH(session, &device->server->sessions, link) {
-        if (session->state != MOKD_SESSION_OPEN)
+        if (session->state != MOKD_SESSION_OPEN && session->state != MOKD_SESSION_AWAY)
             continue;
         TAILQ_FOREACH(buffer, &session->buffers, link) {
             if (buffer->member || buffer->device != device || !buffer->ready || buffer->going)

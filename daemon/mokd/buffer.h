@@ -41,6 +41,14 @@ void mokd_member_buffers_unmap(struct mokd_member *member, struct mokd_gather *g
 /* Gives a rank's copies back; no worker maps them any more. */
 void mokd_member_buffers_release(struct mokd_member *member);
 
+/* One that the mokd before has left, with its storage; `member` NULL: private. -MOK_ENOMEM. */
+int mokd_buffer_adopt(struct mokd_session *session, struct mokd_member *member, uint32_t id,
+                      struct mokd_storage *storage);
+/* Its client does not know it: a private one, or one of a group that is suspended. */
+void mokd_buffer_drop(struct mokd_buffer *buffer);
+/* Tells the worker of rank `at` of a symmetric buffer's copy, as part of `gather`; the tag is the rank. */
+void mokd_buffer_send_map(const struct mokd_buffer *buffer, const struct mokd_member *at, struct mokd_gather *gather);
+
 /* Unmaps and frees the private buffers of an ending session. */
 void mokd_buffers_drop(struct mokd_session *session);
 

@@ -5,11 +5,21 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "admission.h"
 #include "buffer.h"
 #include "collective.h"
 #include "layer.h"
 #include "names.h"
+#include "state.h"
 #include "timer.h"
+
+bool mokd_group_has_rank_on(const struct mokd_group *group, const struct mokd_device *device)
+{
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->member[rank] && group->member[rank]->device == device)
+            return true;
+    return false;
+}
 
 const char *mokd_group_state_text(enum mokd_group_state state)
 {
@@ -21,26 +31,38 @@ const char *mokd_group_state_text(enum mokd_group_state state)
         return "ready";
     case MOKD_GROUP_FAILED:
         return "failed";
+    case MOKD_GROUP_SUSPENDED:
+        return "suspended";
     }
     return "?";
 }
 
 /* ------------------------------------------------------------------ the objects */
 
-static struct mokd_group *group_new(struct mokd_server *server, uid_t uid, const char *name, uint32_t size)
+struct mokd_group *mokd_group_adopt(struct mokd_server *server, uint32_t id, uid_t uid, const char *name, uint32_t size)
 {
     struct mokd_group *group = calloc(1, sizeof(*group) + size * sizeof(group->member[0]));
 
     if (!group)
         return NULL;
     group->server = server;
-    group->id = mokd_server_next_id(server);
+    group->id = id;
+    group->state = MOKD_GROUP_SUSPENDED;
     group->uid = uid;
     group->size = size;
     snprintf(group->name, sizeof(group->name), "%s", name);
     TAILQ_INIT(&group->collectives);
     TAILQ_INIT(&group->layers);
     TAILQ_INSERT_TAIL(&server->groups, group, link);
+    return group;
+}
+
+static struct mokd_group *group_new(struct mokd_server *server, uid_t uid, const char *name, uint32_t size)
+{
+    struct mokd_group *group = mokd_group_adopt(server, mokd_server_next_id(server), uid, name, size);
+
+    if (group)
+        group->state = MOKD_GROUP_FORMING;
     return group;
 }
 
@@ -52,8 +74,8 @@ void mokd_group_collect(struct mokd_group *group)
     free(group);
 }
 
-static struct mokd_member *member_new(struct mokd_group *group, struct mokd_session *session,
-                                      struct mokd_device *device, uint32_t rank)
+struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session, struct mokd_device *device,
+                                      uint32_t rank)
 {
     struct mokd_member *member = calloc(1, sizeof(*member));
 
@@ -68,6 +90,9 @@ static struct mokd_member *member_new(struct mokd_group *group, struct mokd_sess
     group->joined++;
     TAILQ_INSERT_TAIL(&session->members, member, link);
     session->n_members++;
+    device->n_ranks++;
+    if (group->exclusive)
+        device->exclusive = group;
     return member;
 }
 
@@ -79,9 +104,14 @@ static void member_free(struct mokd_member *member)
     mokd_timer_cancel(&member->deadline);
     group->member[member->rank] = NULL;
     group->joined--;
+    mokd_state_touch(group->server);
     TAILQ_REMOVE(&member->session->members, member, link);
     member->session->n_members--;
     mokd_user_give(member->session->user, MOKD_GROUPS, 1);
+    member->device->n_ranks--;
+    if (member->device->exclusive == group)
+        member->device->exclusive = NULL;
+    mokd_device_emptier(member->device);
     free(member);
     mokd_group_collect(group);
 }
@@ -100,6 +130,9 @@ int mokd_member_find(const struct mokd_session *session, uint32_t id, struct mok
         mokd_member_failure(member, error);
         return error->code;
     }
+    if (member->group->state == MOKD_GROUP_SUSPENDED)
+        return mokd_error_set(error, -MOK_EBUSY, "group %s: it is being restored after a restart of mokd",
+                              member->group->name);
     *ret = member;
     return 0;
 }
@@ -153,6 +186,7 @@ static void group_fail(struct mokd_group *group, uint32_t rank, const struct mok
     if (group->state == MOKD_GROUP_FORMING || group->state == MOKD_GROUP_FAILED)
         return;
     group->state = MOKD_GROUP_FAILED;
+    mokd_state_touch(group->server);
     group->fault_rank = rank;
     group->lost = lost;
     snprintf(group->failure, sizeof(group->failure), "%s", text);
@@ -169,6 +203,20 @@ static void group_fail(struct mokd_group *group, uint32_t rank, const struct mok
             tell_client(member, &error, rank);
     }
     mokd_collectives_abort(group);
+    for (uint32_t r = 0; r < group->size; r++)
+        if (group->member[r])
+            mokd_session_recovered(group->member[r]->session);
+}
+
+void mokd_group_fail(struct mokd_group *group, uint32_t rank, const char *text)
+{
+    group_fail(group, rank, NULL, text);
+}
+
+/* One that nobody has begun to restore has lost nothing. */
+static bool is_at_workers(const struct mokd_group *group)
+{
+    return group->state != MOKD_GROUP_SUSPENDED || group->running > 0;
 }
 
 void mokd_groups_device_lost(struct mokd_device *device, const char *text)
@@ -177,7 +225,7 @@ void mokd_groups_device_lost(struct mokd_device *device, const char *text)
 
     TAILQ_FOREACH(group, &device->server->groups, link)
         for (uint32_t rank = 0; rank < group->size; rank++)
-            if (group->member[rank] && group->member[rank]->device == device)
+            if (group->member[rank] && group->member[rank]->device == device && is_at_workers(group))
                 group_fail(group, rank, device, text);
 }
 
@@ -247,6 +295,14 @@ static void leave(struct mokd_member *member, const char *text)
     group_fail(member->group, member->rank, NULL, text);
     if (member->group->running == 0)
         take_down(member);
+}
+
+void mokd_member_drop(struct mokd_member *member)
+{
+    char text[96];
+
+    snprintf(text, sizeof(text), "rank %u does not know the group: it was made as mokd ended", member->rank);
+    leave(member, text);
 }
 
 void mokd_group_run_begin(struct mokd_group *group)
@@ -353,6 +409,7 @@ static void opened(struct mokd_gather *gather)
     }
     if (group->state == MOKD_GROUP_OPENING) {
         group->state = MOKD_GROUP_READY;
+        mokd_state_touch(group->server);
         mok_log(MOK_LOG_INFO, "group", "ready", "group=%u name=%s uid=%u size=%u", group->id, group->name, group->uid,
                 group->size);
     }
@@ -369,15 +426,12 @@ static void opened(struct mokd_gather *gather)
     mokd_group_run_end(group);
 }
 
-static void open_group(struct mokd_group *group)
+void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather)
 {
     int bells[MOK_MAX_EP];
 
-    group->state = MOKD_GROUP_OPENING;
-    mokd_group_run_begin(group);
     for (uint32_t rank = 0; rank < group->size; rank++)
         bells[rank] = group->member[rank]->device->bell;
-    mokd_gather_begin(&group->gather, opened);
     for (uint32_t rank = 0; rank < group->size; rank++) {
         Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
         Mok__WorkerGroupOpen body = MOK__WORKER_GROUP_OPEN__INIT;
@@ -391,8 +445,16 @@ static void open_group(struct mokd_group *group)
         body.name = group->name;
         request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_OPEN;
         request.group_open = &body;
-        mokd_gather_send(&group->gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
+        mokd_gather_send(gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
     }
+}
+
+static void open_group(struct mokd_group *group)
+{
+    group->state = MOKD_GROUP_OPENING;
+    mokd_group_run_begin(group);
+    mokd_gather_begin(&group->gather, opened);
+    mokd_group_send_open(group, &group->gather);
     mokd_gather_end(&group->gather);
 }
 
@@ -413,7 +475,7 @@ static void join_overdue(void *cookie)
 
     mokd_error_set(&error, -MOK_ETIMEDOUT, "group %s: rank %u waited %" PRIu64 " ms, missing is rank %s", group->name,
                    member->rank, member->timeout_ms,
-                   mokd_missing_ranks(group->size, is_absent, group, missing, sizeof(missing)));
+                   group_missing(group->size, is_absent, group, missing, sizeof(missing)));
     join_failed(member, &error);
 }
 
@@ -447,7 +509,7 @@ static struct mokd_group *find_by_name(const struct mokd_session *session, const
 }
 
 /* The ranks that wait can no longer come together with one who expects another size. */
-static void fail_forming(struct mokd_group *group, const struct mokd_error *error)
+void mokd_group_turn_away(struct mokd_group *group, const struct mokd_error *error)
 {
     group->running++; /* it goes with its last rank */
     for (uint32_t rank = 0; rank < group->size; rank++)
@@ -464,7 +526,15 @@ static int check_fit(struct mokd_group *group, const struct mokd_session *sessio
         mokd_error_set(error, -MOK_EMISMATCH, "group %s: rank %u says that the size is %u, ranks before it said %u",
                        group->name, request->rank, request->size, group->size);
         if (group->state == MOKD_GROUP_FORMING)
-            fail_forming(group, error);
+            mokd_group_turn_away(group, error);
+        return error->code;
+    }
+    if (request->exclusive != group->exclusive) {
+        mokd_error_set(error, -MOK_EMISMATCH, "group %s: rank %u asks for devices %s, ranks before it for devices %s",
+                       group->name, request->rank, request->exclusive ? "of their own" : "that others may use too",
+                       group->exclusive ? "of their own" : "that others may use too");
+        if (group->state == MOKD_GROUP_FORMING)
+            mokd_group_turn_away(group, error);
         return error->code;
     }
     if (group->member[request->rank])
@@ -489,9 +559,12 @@ static struct mokd_member *add_member(struct mokd_session *session, const Mok__G
 {
     struct mokd_server *server = session->server;
 
-    if (!group)
+    if (!group) {
         group = group_new(server, session->user->uid, request->name, request->size);
-    struct mokd_member *member = group ? member_new(group, session, device, request->rank) : NULL;
+        if (group)
+            group->exclusive = request->exclusive;
+    }
+    struct mokd_member *member = group ? mokd_member_adopt(group, session, device, request->rank) : NULL;
     if (!member) {
         mokd_user_give(session->user, MOKD_GROUPS, 1);
         if (group)
@@ -518,6 +591,8 @@ static struct mokd_member *join(struct mokd_session *session, const Mok__GroupJo
         return NULL;
     struct mokd_group *group = find_by_name(session, request->name);
     if (group && check_fit(group, session, request, error) < 0)
+        return NULL;
+    if (mokd_admit_rank(session, device, group, request->exclusive, error) < 0)
         return NULL;
     if (mokd_user_take(session->user, MOKD_GROUPS, 1, error) < 0)
         return NULL;

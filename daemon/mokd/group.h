@@ -6,6 +6,9 @@
  *                                    |                               |
  *                                    +--- a rank or worker goes -----+--> FAILED --all left--> gone
  *
+ *   SUSPENDED (of the mokd before) --all ranks want it again, all workers know it--> READY
+ *                                  --a rank does not come back----------------> FAILED
+ *
  * A group never gets a rank back: once FAILED, its name is free and its ranks can only leave. A rank that goes while
  * the group is FORMING just makes room.
  */
@@ -18,7 +21,13 @@
 struct mokd_collective;
 struct mokd_layer;
 
-enum mokd_group_state { MOKD_GROUP_FORMING, MOKD_GROUP_OPENING, MOKD_GROUP_READY, MOKD_GROUP_FAILED };
+enum mokd_group_state {
+    MOKD_GROUP_FORMING,
+    MOKD_GROUP_OPENING,
+    MOKD_GROUP_READY,
+    MOKD_GROUP_FAILED,
+    MOKD_GROUP_SUSPENDED,
+};
 
 struct mokd_member {
     TAILQ_ENTRY(mokd_member) link; /* of the session's ranks */
@@ -43,6 +52,7 @@ struct mokd_group {
     uint32_t id;
     uid_t uid;
     char name[MOK_MAX_NAME + 1];
+    bool exclusive; /* it has the devices of its ranks alone */
     enum mokd_group_state state;
     char failure[MOKD_TEXT_MAX];
     uint32_t fault_rank;
@@ -67,6 +77,23 @@ void mokd_member_failure(const struct mokd_member *member, struct mokd_error *er
 /* A change at the workers begins and ends. The end may take down ranks that wait to leave, and free the group. */
 void mokd_group_run_begin(struct mokd_group *group);
 void mokd_group_run_end(struct mokd_group *group);
+/* A group of the mokd before, with its id; ranks are added in any order. NULL: out of memory. */
+struct mokd_group *mokd_group_adopt(struct mokd_server *server, uint32_t id, uid_t uid, const char *name, uint32_t size);
+struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session, struct mokd_device *device,
+                                      uint32_t rank);
+/* Tells all workers of the group, as part of `gather`; tags are ranks. */
+void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather);
+/* Fails it for a reason that is no rank's end. */
+void mokd_group_fail(struct mokd_group *group, uint32_t rank, const char *text);
+/* The client of a rank that is suspended does not know it. */
+void mokd_member_drop(struct mokd_member *member);
+
+/* restore.c: brings a suspended group back once all its ranks want it. */
+void mokd_group_restore(struct mokd_group *group);
+
+/* A FORMING group: all its ranks' joins end with the error. */
+void mokd_group_turn_away(struct mokd_group *group, const struct mokd_error *error);
+bool mokd_group_has_rank_on(const struct mokd_group *group, const struct mokd_device *device);
 /* Frees a group that nobody is in any more. */
 void mokd_group_collect(struct mokd_group *group);
 

@@ -11,12 +11,13 @@
 #include "kernels/dispatch.h"
 #include "memory.h"
 #include "names.h"
+#include "state.h"
 
 #define DESCRIBE_BYTES 16384
 
 /* ------------------------------------------------------------------ plans */
 
-static void spec_from_message(const Mok__LayerSpec *message, uint32_t ep, uint32_t rank, struct mok_layer_spec *ret)
+void mokd_layer_spec_read(const Mok__LayerSpec *message, uint32_t ep, uint32_t rank, struct mok_layer_spec *ret)
 {
     *ret = (struct mok_layer_spec){
         .hidden = message->hidden,
@@ -35,7 +36,7 @@ static void spec_from_message(const Mok__LayerSpec *message, uint32_t ep, uint32
     };
 }
 
-static void spec_to_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret)
+void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret)
 {
     *ret = (Mok__LayerSpec)MOK__LAYER_SPEC__INIT;
     ret->hidden = spec->hidden;
@@ -51,7 +52,7 @@ static void spec_to_message(const struct mok_layer_spec *spec, Mok__LayerSpec *r
     ret->comm_units = spec->comm_units;
 }
 
-static void memory_to_message(const struct mok_plan *plan, Mok__LayerMemory *ret)
+void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret)
 {
     *ret = (Mok__LayerMemory)MOK__LAYER_MEMORY__INIT;
     ret->symmetric_bytes = plan->symmetric_bytes;
@@ -75,21 +76,6 @@ static int make_plan(const struct mok_layer_spec *spec, const struct mokd_device
     return r < 0 ? mokd_error_set(error, r, "%s", message.text) : 0;
 }
 
-/* Peers find each other's rows by their own plan's offsets, so devices that plan differently do not go together. */
-static int check_same_map(const struct mokd_layer *layer, uint32_t rank, struct mokd_error *error)
-{
-    const struct mok_plan *first = &layer->part[0].plan, *other = &layer->part[rank].plan;
-
-    if (first->device.kind == other->device.kind && first->symmetric_bytes == other->symmetric_bytes &&
-        first->sym_ids == other->sym_ids && first->sym_topk_weight == other->sym_topk_weight &&
-        first->sym_slots == other->sym_slots && first->sym_weight_slots == other->sym_weight_slots)
-        return 0;
-    return mokd_error_set(error, -MOK_EMISMATCH,
-                          "ranks 0 and %u have devices that do not go together: the layer's symmetric workspace has "
-                          "%" PRIu64 " bytes on one and %" PRIu64 " on the other",
-                          rank, first->symmetric_bytes, other->symmetric_bytes);
-}
-
 /* Which rank's plan on which device is asked for: the session's own in a group, or without one, any. */
 static int resolve_query(struct mokd_session *session, const Mok__LayerQuery *request, struct mok_layer_spec *ret_spec,
                          struct mokd_device **ret_device, struct mokd_error *error)
@@ -99,13 +85,13 @@ static int resolve_query(struct mokd_session *session, const Mok__LayerQuery *re
     if (!request->spec)
         return mokd_error_set(error, -MOK_EARG, "spec: missing");
     if (request->group == 0) {
-        spec_from_message(request->spec, request->ep, 0, ret_spec);
+        mokd_layer_spec_read(request->spec, request->ep, 0, ret_spec);
         return mokd_device_find(session->server, request->device, ret_device, error);
     }
     int r = mokd_member_find(session, request->group, &member, error);
     if (r < 0)
         return r;
-    spec_from_message(request->spec, member->group->size, member->rank, ret_spec);
+    mokd_layer_spec_read(request->spec, member->group->size, member->rank, ret_spec);
     *ret_device = member->device;
     return 0;
 }
@@ -130,7 +116,7 @@ void mokd_layer_query(struct mokd_session *session, uint64_t id, const Mok__Laye
     Mok__Reply reply = MOK__REPLY__INIT;
     Mok__LayerQueryReply body = MOK__LAYER_QUERY_REPLY__INIT;
     Mok__LayerMemory memory;
-    memory_to_message(&plan, &memory);
+    mokd_layer_memory_message(&plan, &memory);
     body.memory = &memory;
     body.describe = describe;
     reply.body_case = MOK__REPLY__BODY_LAYER_QUERY;
@@ -188,8 +174,8 @@ void mokd_layer_info(const struct mokd_layer *layer, uint32_t rank, struct mokd_
     const struct mokd_group *group = layer->group;
     const struct mok_plan *plan = &layer->part[rank].plan;
 
-    spec_to_message(&plan->spec, &ret->spec);
-    memory_to_message(plan, &ret->memory);
+    mokd_layer_spec_message(&plan->spec, &ret->spec);
+    mokd_layer_memory_message(plan, &ret->memory);
     ret->info = (Mok__LayerInfo)MOK__LAYER_INFO__INIT;
     ret->info.layer = layer->id;
     ret->info.group = group->id;
@@ -246,6 +232,7 @@ void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
     part->busy = false;
     member->session->n_layers--;
     part_uncount(part);
+    mokd_state_touch(layer->group->server);
     if (--layer->open_parts == 0)
         layer_free(layer);
 }
@@ -279,7 +266,7 @@ static void answer_made(struct making *job, uint32_t rank)
     Mok__LayerCreateReply body = MOK__LAYER_CREATE_REPLY__INIT;
     Mok__LayerMemory memory;
 
-    memory_to_message(&job->layer->part[rank].plan, &memory);
+    mokd_layer_memory_message(&job->layer->part[rank].plan, &memory);
     body.layer = job->layer->id;
     body.memory = &memory;
     body.queue = queue ? queue->id : 0;
@@ -294,6 +281,7 @@ static void making_end(struct making *job)
 
     if (job->error.code == 0) {
         job->layer->ready = true;
+        mokd_state_touch(group->server);
         for (uint32_t rank = 0; rank < group->size; rank++)
             answer_made(job, rank);
     }
@@ -355,33 +343,33 @@ static void opened(struct mokd_gather *gather)
         making_end(job);
 }
 
-static void send_open(struct making *job, uint32_t rank)
+void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct mokd_gather *gather)
 {
-    const struct mokd_member *member = job->group->member[rank];
+    const struct mokd_group *group = layer->group;
+    const struct mokd_member *member = group->member[rank];
     const struct mokd_queue *queue = mokd_queue_of(member->session, member->device);
-    const struct mokd_layer_part *part = &job->layer->part[rank];
+    const struct mokd_layer_part *part = &layer->part[rank];
     Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
     Mok__WorkerLayerOpen body = MOK__WORKER_LAYER_OPEN__INIT;
     Mok__LayerSpec spec;
     Mok__LayerMemory memory;
     int fds[MOK_MAX_EP + 2];
 
-    fds[0] = job->layer->flags_fd;
-    for (uint32_t r = 0; r < job->group->size; r++)
-        fds[1 + r] = job->layer->part[r].symmetric->fd;
-    fds[1 + job->group->size] = part->private_memory->fd;
-    spec_to_message(&part->plan.spec, &spec);
-    memory_to_message(&part->plan, &memory);
-    body.group = job->group->id;
-    body.layer = job->layer->id;
+    fds[0] = layer->flags_fd;
+    for (uint32_t r = 0; r < group->size; r++)
+        fds[1 + r] = layer->part[r].symmetric->fd;
+    fds[1 + group->size] = part->private_memory->fd;
+    mokd_layer_spec_message(&part->plan.spec, &spec);
+    mokd_layer_memory_message(&part->plan, &memory);
+    body.group = group->id;
+    body.layer = layer->id;
     body.queue = queue ? queue->id : 0; /* 0: it ended meanwhile; the worker refuses */
     body.session = member->session->id;
     body.spec = &spec;
     body.memory = &memory;
     request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
     request.layer_open = &body;
-    mokd_gather_send(&job->gather, member->device, &request, fds, job->group->size + 2, MOKD_WORKER_MAP_TIMEOUT_MS,
-                     rank);
+    mokd_gather_send(gather, member->device, &request, fds, group->size + 2, MOKD_WORKER_MAP_TIMEOUT_MS, rank);
 }
 
 /* From here on the parts count as open, whatever comes of it. */
@@ -403,7 +391,7 @@ static void filled(void *cookie, const struct mokd_error *error)
     }
     mokd_gather_begin(&job->gather, opened);
     for (uint32_t rank = 0; rank < group->size; rank++)
-        send_open(job, rank);
+        mokd_layer_send_open(job->layer, rank, &job->gather);
     mokd_gather_end(&job->gather);
 }
 
@@ -416,8 +404,6 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
 
     int r = make_plan(spec, member->device, &part->plan, NULL, error);
     if (r == 0)
-        r = check_same_map(layer, rank, error);
-    if (r == 0)
         r = mokd_user_take(user, MOKD_LAYERS, 1, error);
     if (r == 0)
         part->charged = mokd_user_hold(user);
@@ -428,37 +414,52 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
     return r;
 }
 
-static int making_begin(struct making *job, const struct mok_layer_spec *specs)
+struct mokd_layer *mokd_layer_new(struct mokd_group *group, uint32_t id)
 {
-    struct mokd_group *group = job->group;
-    struct mokd_error error = { 0 };
-    _cleanup_free_ struct mokd_storage **list = calloc(2 * (size_t)group->size, sizeof(*list));
-    struct mokd_layer *layer = list ? calloc(1, sizeof(*layer) + group->size * sizeof(layer->part[0])) : NULL;
+    struct mokd_layer *layer = calloc(1, sizeof(*layer) + group->size * sizeof(layer->part[0]));
 
     if (!layer)
-        return mokd_error_set(&job->error, -MOK_ENOMEM, "mokd is out of memory");
+        return NULL;
     layer->group = group;
-    layer->id = mokd_server_next_id(group->server);
+    layer->id = id;
     layer->flags_fd = -1;
     TAILQ_INSERT_TAIL(&group->layers, layer, link);
-    job->layer = layer;
+    return layer;
+}
+
+int mokd_layer_prepare(struct mokd_layer *layer, const struct mok_layer_spec *specs, mokd_storage_filled done,
+                       void *cookie, struct mokd_error *error)
+{
+    const struct mokd_group *group = layer->group;
+    struct mokd_error why = { 0 };
+    _cleanup_free_ struct mokd_storage **list = calloc(2 * (size_t)group->size, sizeof(*list));
+
+    if (!list)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     int r = mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd);
     if (r < 0)
-        mokd_error_set(&job->error, r, "layer: the machine does not give memory for its flags: %s", mok_error_text(r));
-    for (uint32_t rank = 0; rank < group->size && r == 0; rank++) {
-        r = prepare_part(layer, rank, &specs[rank], &error);
+        return mokd_error_set(error, r, "layer: the machine does not give memory for its flags: %s", mok_error_text(r));
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        r = prepare_part(layer, rank, &specs[rank], &why);
         if (r < 0)
-            mokd_error_set(&job->error, r, "rank %u: %.400s", rank, error.text);
+            return mokd_error_set(error, r, "rank %u: %.400s", rank, why.text);
         list[2 * rank] = layer->part[rank].symmetric;
         list[2 * rank + 1] = layer->part[rank].private_memory;
     }
-    if (r == 0) {
-        r = mokd_storage_fill(list, 2 * (size_t)group->size, filled, job);
-        if (r < 0)
-            mokd_error_set(&job->error, r, "mokd is out of memory");
-    }
+    r = mokd_storage_fill(list, 2 * (size_t)group->size, done, cookie);
+    return r < 0 ? mokd_error_set(error, r, "mokd is out of memory") : 0;
+}
+
+static int making_begin(struct making *job, const struct mok_layer_spec *specs)
+{
+    struct mokd_group *group = job->group;
+
+    job->layer = mokd_layer_new(group, mokd_server_next_id(group->server));
+    if (!job->layer)
+        return mokd_error_set(&job->error, -MOK_ENOMEM, "mokd is out of memory");
+    int r = mokd_layer_prepare(job->layer, specs, filled, job, &job->error);
     if (r < 0)
-        layer_free(layer);
+        layer_free(job->layer);
     return r;
 }
 
@@ -483,7 +484,7 @@ void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const st
 /* What is wrong with a rank's own call is its own affair and no call at all; only sound ones are matched. */
 void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__LayerCreate *request)
 {
-    struct mokd_collective_params params = { .kind = MOKD_COLLECTIVE_LAYER };
+    struct group_params params = { .kind = GROUP_LAYER };
     struct mokd_member *member = NULL;
     struct mokd_error error = { 0 };
     struct mok_plan plan;
@@ -492,9 +493,11 @@ void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__Lay
     if (r == 0 && !request->spec)
         r = mokd_error_set(&error, -MOK_EARG, "spec: missing");
     if (r == 0) {
-        spec_from_message(request->spec, member->group->size, member->rank, &params.spec);
+        mokd_layer_spec_read(request->spec, member->group->size, member->rank, &params.spec);
         r = make_plan(&params.spec, member->device, &plan, NULL, &error);
     }
+    if (r == 0)
+        group_map_of(&plan, &params.map);
     if (r == 0 && !mokd_queue_of(session, member->device))
         r = mokd_error_set(&error, -MOK_ESTATE, "layer: the session has no queue on device %u, open one first",
                            member->device->index);
@@ -513,6 +516,7 @@ struct change {
     struct mokd_member *member;
     struct mokd_call call;
     struct mokd_buffer *bound[MOKD_PARAMS];
+    struct mokd_region region[MOKD_PARAMS];
 };
 
 static struct change *change_begin(struct mokd_session *session, uint64_t id, uint32_t layer_id, bool may_fail,
@@ -523,6 +527,10 @@ static struct change *change_begin(struct mokd_session *session, uint64_t id, ui
 
     if (mokd_layer_find(session, layer_id, &layer, &member, error) < 0)
         return NULL;
+    if (member->group->state == MOKD_GROUP_SUSPENDED) {
+        mokd_error_set(error, -MOK_EBUSY, "layer = %u: its group is being restored after a restart of mokd", layer_id);
+        return NULL;
+    }
     if (may_fail && member->group->state == MOKD_GROUP_FAILED) {
         mokd_member_failure(member, error);
         return NULL;
@@ -572,6 +580,9 @@ static void bound(void *cookie, uint32_t tag, const struct mokd_answer *answer)
     } else {
         unbind(part);
         memcpy(part->bound, change->bound, sizeof(part->bound));
+        memcpy(part->region, change->region, sizeof(part->region));
+        part->is_bound = true;
+        mokd_state_touch(change->layer->group->server);
     }
     part->busy = false;
     change_end(change, &error);
@@ -597,6 +608,7 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
     for (size_t i = 0; i < MOKD_PARAMS; i++)
         if (change->bound[i])
             change->bound[i]->bindings++; /* from now on: nobody may free it while the worker is asked */
+    mokd_layer_params_regions(params, change->region);
     Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
     Mok__WorkerLayerBind body = MOK__WORKER_LAYER_BIND__INIT;
     body.layer = request->layer;
@@ -604,6 +616,19 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
     message.body_case = MOK__WORKER_REQUEST__BODY_LAYER_BIND;
     message.layer_bind = &body;
     mokd_device_send(change->member->device, &message, NULL, 0, MOKD_WORKER_TIMEOUT_MS, bound, change, 0);
+}
+
+void mokd_layer_send_bind(const struct mokd_layer *layer, uint32_t rank, struct mokd_gather *gather)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerLayerBind body = MOK__WORKER_LAYER_BIND__INIT;
+    struct mokd_params_message params;
+
+    body.layer = layer->id;
+    body.params = mokd_layer_params_message(layer->part[rank].region, &params);
+    request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_BIND;
+    request.layer_bind = &body;
+    mokd_gather_send(gather, layer->group->member[rank]->device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, rank);
 }
 
 /* The other ranks' operations of the layer that still need this one will never get it. */

@@ -4,6 +4,7 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "device.h"
+#include "fdstore.h"
 #include "group.h"
 #include "layer.h"
 
@@ -122,6 +123,8 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
     ret->buffers = session->n_buffers;
     ret->age_ms = (mok_now_ns() - session->started_ns) / 1000000u;
     ret->user = session->user->name;
+    ret->resumable = session->resumable;
+    ret->away = session->state == MOKD_SESSION_AWAY;
 }
 
 struct group_info {
@@ -185,7 +188,7 @@ static void add_jobs(const struct mokd_server *server, struct status *status)
     size_t n = 0;
 
     TAILQ_FOREACH(session, &server->sessions, link) {
-        if (session->state != MOKD_SESSION_OPEN)
+        if (session->state != MOKD_SESSION_OPEN && session->state != MOKD_SESSION_AWAY)
             continue;
         fill_job(session, &status->jobs[n]);
         status->job_pointers[n] = &status->jobs[n];
@@ -253,6 +256,7 @@ static void add_totals(const struct mokd_server *server, struct status *status)
     body->uptime_ms = (mok_now_ns() - server->started_ns) / 1000000u;
     body->pid = (uint32_t)getpid();
     body->errors = server->errors;
+    mokd_fdstore_count(server->store, &body->store_used, &body->store_bound);
     fill_devices(server, status->devices, status->device_pointers);
     body->n_device = server->n_devices;
     body->device = status->device_pointers;

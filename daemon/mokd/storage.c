@@ -4,8 +4,10 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "fdstore.h"
 #include "memory.h"
 #include "names.h"
+#include "state.h"
 
 TAILQ_HEAD(storage_list, mokd_storage);
 
@@ -78,6 +80,31 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
     device->memory_used += taken;
     *ret = storage;
     return 0;
+}
+
+struct mokd_storage *mokd_storage_adopt(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, int fd,
+                                        uint64_t number)
+{
+    struct mokd_storage *storage = calloc(1, sizeof(*storage));
+
+    if (!storage)
+        return NULL;
+    mokd_user_adopt(user, MOKD_BYTES, mok_memory_round(bytes));
+    mokd_user_adopt(user, MOKD_DESCRIPTORS, 1);
+    device->memory_used += taken_bytes(device, bytes);
+    storage->user = mokd_user_hold(user);
+    storage->device = device;
+    storage->bytes = bytes;
+    storage->fd = fd;
+    storage->number = number;
+    return storage;
+}
+
+int mokd_storage_keep(struct mokd_storage *storage)
+{
+    if (storage->number == 0)
+        storage->number = mokd_fdstore_keep(storage->user->server->store, storage->fd, MOKD_FDSTORE_CLIENT);
+    return storage->number ? 0 : -MOK_EFDS;
 }
 
 static void discharge(struct mokd_storage *storage)
@@ -201,7 +228,7 @@ int mokd_storage_fill(struct mokd_storage *const *list, size_t count, mokd_stora
 /* A client that keeps its descriptor keeps an empty file: what it then touches, the kernel charges to the client. */
 static void give_back(const struct mokd_storage *storage)
 {
-    if (storage->device->config->kind == MOK_DEVICE_HOST)
+    if (storage->device->config->kind == MOK_DEVICE_HOST && !storage->left_behind)
         mok_memory_empty(storage->fd, storage->bytes);
 }
 
@@ -216,6 +243,17 @@ static void release_batch(uv_work_t *work)
     }
 }
 
+/* The state first: it must name nothing that the store has not. */
+static void forget(const struct mokd_storage *storage)
+{
+    struct mokd_server *server = storage->user->server;
+
+    if (storage->number == 0)
+        return;
+    mokd_state_save(server);
+    mokd_fdstore_drop(server->store, storage->number);
+}
+
 static void start_release(struct mokd_storage_queue *queue);
 
 static void released_batch(uv_work_t *work, int status)
@@ -227,6 +265,8 @@ static void released_batch(uv_work_t *work, int status)
     while ((storage = TAILQ_FIRST(&queue->batch))) {
         TAILQ_REMOVE(&queue->batch, storage, link);
         mok_close(storage->fd);
+        if (!storage->left_behind)
+            forget(storage);
         discharge(storage);
     }
     queue->running = false;
@@ -252,6 +292,7 @@ void mokd_storage_release(struct mokd_storage *storage)
         return;
     }
     struct mokd_storage_queue *queue = storage->user->server->releases;
+    storage->left_behind = storage->number != 0 && mokd_state_is_frozen(storage->user->server);
     TAILQ_INSERT_TAIL(&queue->waiting, storage, link);
     start_release(queue);
 }

@@ -222,7 +222,7 @@ static void fill_main(struct mok_engine_layer *l)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
     uint8_t *m = l->private_memory;
-    l->main = (struct mok_cuda_main_args){
+    l->main.common = (struct mok_cuda_common){
         .head = l->schedule.head,
         .macrobatches = l->schedule.macrobatches,
         .tasks = l->schedule.tasks,
@@ -238,6 +238,7 @@ static void fill_main(struct mok_engine_layer *l)
         .k_blocks = (spec->hidden + MOK_TILE_K - 1) / MOK_TILE_K,
         .down_tiles = l->layout.down_tiles,
         .clamp = spec->clamp,
+        .sides = mok_sides_of(spec->clamp),
         .chaos_delay_us = l->engine->config.chaos_delay_us,
     };
     l->main.set[0].h = m + l->layout.h;
@@ -342,7 +343,7 @@ static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params 
 static void keep_ring(struct mok_engine_layer *l, const struct mok_op_args *args)
 {
     uint8_t *ring = args->context_mode == MOK_CONTEXT_FULL ? (uint8_t *)args->context + l->plan.ctx_ring : NULL;
-    l->main.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + l->kept.x : l->main.x_ring[1];
+    l->main.common.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + l->kept.x : l->main.common.x_ring[1];
     l->main.context_a = ring ? ring + l->kept.a : NULL;
     l->main.context_b = ring ? ring + l->kept.b : NULL;
 }
@@ -390,7 +391,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     keep_ring(l, args);
     if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
         return -MOK_EDEVICE;
-    l->main.chaos_seed++;
+    l->main.common.chaos_seed++;
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 

@@ -10,25 +10,31 @@
 #include <stdint.h>
 
 #include "../layer.h"
+#include "../swiglu.h"
 #include "arch.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define MOK_CUDA_MAX_MACROBATCHES (1u << 20) /* a task has 20 bits for its number */
+#define MOK_CUDA_MAX_MACROBATCHES (1u << 19) /* a task has 19 bits for its number */
 
 /*
  * A task of the megakernel, 16 bytes; taken in list order by one cluster.
  *   row64   first padded row of the unit / 64          ring64  its place in the ring / 64
  *   what    column tile | expert << 16
- *   how     rows - 1 (8 bits) | type << 8 | single << 10 | shared << 11 | macrobatch << 12
+ *   how     rows - 1 (8 bits) | type << 8 | single << 11 | shared << 12 | macrobatch << 13
  * A unit is up to 256 rows of one expert, 128 a block. `single`: at most 128 rows, so the two blocks take
  * neighbouring column tiles of the same rows instead.
  */
 struct mok_cuda_task {
     uint32_t row64, ring64, what, how;
 };
+
+#define MOK_TASK_TYPE_BIT 8
+#define MOK_TASK_SINGLE_BIT 11
+#define MOK_TASK_SHARED_BIT 12
+#define MOK_TASK_MACROBATCH_BIT 13
 
 enum mok_cuda_task_type {
     MOK_TASK_END = 0,
@@ -158,21 +164,27 @@ struct mok_cuda_set {
     uint32_t inter, tiles, k_blocks, pad;
 };
 
-struct mok_cuda_main_args {
-    struct mok_cuda_set set[2];
+/* What the megakernels of both directions are told. */
+struct mok_cuda_common {
     struct mok_cuda_head *head;
     struct mok_cuda_macrobatch *macrobatches;
     const struct mok_cuda_task *tasks;
     uint32_t *hidden_done, *pull_done;
     const uint64_t *row_src, *row_dst;
     void *x_ring[2]; /* of macrobatch 0 (in the context when that is kept), of the others; NULL with ep = 1 */
-    void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
     uint32_t *abort_word;        /* not 0: end soon */
     struct mok_cuda_report *report;
     uint64_t wait_limit_ns;
     uint32_t hidden, k_blocks, down_tiles;
     float clamp;
     uint32_t chaos_delay_us, chaos_seed;
+    struct mok_sides sides; /* of clamp */
+};
+
+struct mok_cuda_main_args {
+    struct mok_cuda_set set[2];
+    struct mok_cuda_common common;
+    void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
 };
 
 struct mok_cuda_reduce_args {

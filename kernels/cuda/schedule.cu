@@ -403,8 +403,9 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
         uint32_t rows = min(MOK_UNIT_ROWS, g.rows - unit * MOK_UNIT_ROWS);
         uint32_t skip = unit * (MOK_UNIT_ROWS / 64);
         mok_cuda_task t = { g.row64 + skip, g.ring64 + skip, column | expert << 16,
-                            (rows - 1) | (uint32_t)type << 8 | (uint32_t)is_single << 10 | (uint32_t)shared << 11 |
-                                g.macrobatch << 12 };
+                            (rows - 1) | (uint32_t)type << MOK_TASK_TYPE_BIT |
+                                (uint32_t)is_single << MOK_TASK_SINGLE_BIT | (uint32_t)shared << MOK_TASK_SHARED_BIT |
+                                g.macrobatch << MOK_TASK_MACROBATCH_BIT };
         a.tasks[index] = t;
     };
     if (a.ep > 1 && !shared)

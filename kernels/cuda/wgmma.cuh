@@ -20,6 +20,16 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address)
     return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
 }
 
+/*
+ * MN-major tile (rows are K): blocks of 64 columns `block_bytes` apart, in each the K rows of 128 bytes one behind the
+ * other, 128-byte swizzle; `address` is 1,024-aligned. 16 rows further along K is +128 (in units of 16 bytes).
+ */
+__device__ __forceinline__ uint64_t wgmma_descriptor_mn(uint32_t address, uint32_t block_bytes)
+{
+    return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (static_cast<uint64_t>(block_bytes >> 4) << 16) |
+           (64ull << 32) | (1ull << 62);
+}
+
 __device__ __forceinline__ void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -35,10 +45,12 @@ template <int N> __device__ __forceinline__ void wgmma_wait()
 }
 
 /*
- * D[64][256] (+)= A[64][16] B[256][16]^T, FP32 sums; `add` false starts from zero.
+ * D[64][256] (+)= A[64][16] B[256][16]^T, FP32 sums; `add` false starts from zero. TransposedA, TransposedB: that tile
+ * is MN-major.
  * Thread t holds, for n8 = 0..31, D[row][8 n8 + 2 (t % 4) + {0, 1}] in d[4 n8 + {0, 1}] with row = 16 (t / 32) + t % 32
  * / 4, and row + 8 in d[4 n8 + {2, 3}].
  */
+template <bool TransposedA = false, bool TransposedB = false>
 __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, bool add)
 {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %130, 0;\n"
@@ -59,7 +71,7 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, ui
                  "%104, %105, %106, %107, %108, %109, %110, %111, "
                  "%112, %113, %114, %115, %116, %117, %118, %119, "
                  "%120, %121, %122, %123, %124, %125, %126, %127"
-                 "}, %128, %129, p, 1, 1, 0, 0;\n}"
+                 "}, %128, %129, p, 1, 1, %131, %132;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
                    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
@@ -78,7 +90,7 @@ __device__ __forceinline__ void wgmma_m64n256k16(float (&d)[128], uint64_t a, ui
                    "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]),
                    "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]),
                    "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-                 : "l"(a), "l"(b), "r"(static_cast<uint32_t>(add)));
+                 : "l"(a), "l"(b), "r"(static_cast<uint32_t>(add)), "n"(TransposedA ? 1 : 0), "n"(TransposedB ? 1 : 0));
 }
 
 } // namespace mok

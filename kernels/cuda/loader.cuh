@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One thread a block keeps tiles on their way into the stages by TMA. Here: what the loaders of every megakernel share.
+ */
+#ifndef MOK_CUDA_LOADER_CUH
+#define MOK_CUDA_LOADER_CUH
+
+#include "pipeline.cuh"
+
+namespace mok
+{
+namespace
+{
+
+struct loader_base {
+    const mok_cuda_common &all;
+    const block_view &b;
+    pipeline pipe;
+
+    /* `left` of a task's stages are still to be filled. */
+    __device__ void request(uint32_t left, uint32_t stages)
+    {
+        if (b.rank == 0 && left == min(request_ahead, stages))
+            mbar_arrive(b.bar(bar_request));
+    }
+
+    /* 128 rows of gate beside the same 128 of up, over the hidden columns; the maps' boxes have BoxRows rows. */
+    template <uint32_t BoxRows>
+    __device__ void gate_up_tile(const task &t, const CUtensorMap &gate, const CUtensorMap &up, uint32_t tiles)
+    {
+        constexpr uint32_t half = MOK_TILE_N / 2;
+        const int32_t y = b.column(t, tiles) * half, e = t.expert;
+        for (uint32_t k = 0; k < all.k_blocks; k++, pipe.n++) {
+            request(all.k_blocks - k, all.k_blocks);
+            uint32_t stage = pipe.stage(), full = b.full(stage), dst = b.smem + b_offset + stage * MOK_B_BYTES;
+            int32_t x = k * MOK_TILE_K;
+            mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
+            mbar_expect(full, MOK_B_BYTES);
+#pragma unroll
+            for (uint32_t r = 0; r < half; r += BoxRows) {
+                if (t.single) {
+                    tma_load_3d(dst + r * 128, &gate, full, x, y + r, e);
+                    tma_load_3d(dst + MOK_B_BYTES / 2 + r * 128, &up, full, x, y + r, e);
+                } else {
+                    tma_load_3d_multicast(dst + b.rank * (MOK_B_BYTES / 2) + r * 128, b.rank ? &up : &gate, full, x,
+                                          y + r, e, 3);
+                }
+            }
+        }
+    }
+};
+
+} // namespace
+} // namespace mok
+#endif

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the megakernels share: the shared-memory map, barriers, tasks and their hand-out, bounded waits. A kernel is one
+ * persistent grid of two-block clusters that take tasks in list order; nothing here knows what a task multiplies.
+ */
+#ifndef MOK_CUDA_PIPELINE_CUH
+#define MOK_CUDA_PIPELINE_CUH
+
+#ifdef MOK_DEBUG_WAITS
+#include <stdio.h>
+#endif
+
+#include "layout.h"
+#include "ptx.cuh"
+
+namespace mok
+{
+namespace
+{
+
+constexpr uint32_t a_offset = 0;
+constexpr uint32_t b_offset = a_offset + MOK_STAGES * MOK_A_BYTES;
+constexpr uint32_t stage_offset = b_offset + MOK_STAGES * MOK_B_BYTES;
+constexpr uint32_t task_offset = stage_offset + MOK_CONSUMER_WARPS * MOK_WARP_STAGE_BYTES;
+constexpr uint32_t bar_offset = task_offset + 2 * 16;
+constexpr uint32_t smem_bytes = bar_offset + (2 * MOK_STAGES + 5) * 8;
+static_assert(smem_bytes <= 232448, "more shared memory than a block can have");
+
+/* Barriers, by index; task_empty and request are used in block 0 of the cluster only. */
+constexpr uint32_t bar_full = 0, bar_empty = MOK_STAGES, bar_task_full = 2 * MOK_STAGES,
+                   bar_task_empty = bar_task_full + 2, bar_request = bar_task_empty + 2;
+constexpr uint32_t task_readers = MOK_CLUSTER * (MOK_CONSUMER_WARPS + 1 + MOK_GATHER_WARPS);
+/* The loader asks for the next task when this many k-blocks of its own are left. */
+constexpr uint32_t request_ahead = 8;
+
+struct task {
+    uint32_t row64, ring64, column, expert, rows, type, macrobatch;
+    bool single, shared;
+};
+
+__device__ __forceinline__ task decode(uint4 v)
+{
+    task t;
+    t.row64 = v.x;
+    t.ring64 = v.y;
+    t.column = v.z & 0xffffu;
+    t.expert = v.z >> 16;
+    t.rows = (v.w & 0xffu) + 1;
+    t.type = v.w >> MOK_TASK_TYPE_BIT & 7u;
+    t.single = v.w >> MOK_TASK_SINGLE_BIT & 1u;
+    t.shared = v.w >> MOK_TASK_SHARED_BIT & 1u;
+    t.macrobatch = v.w >> MOK_TASK_MACROBATCH_BIT;
+    return t;
+}
+
+/* One block's place: what its tile of a task is. */
+struct block_view {
+    uint32_t smem, rank;
+
+    __device__ uint32_t bar(uint32_t i) const
+    {
+        return smem + bar_offset + 8 * i;
+    }
+    __device__ uint32_t full(uint32_t stage) const
+    {
+        return bar(bar_full + stage);
+    }
+    __device__ uint32_t empty(uint32_t stage) const
+    {
+        return bar(bar_empty + stage);
+    }
+    /* First row of this block inside the unit. */
+    __device__ uint32_t row_first(const task &t) const
+    {
+        return t.single ? 0 : rank * MOK_TILE_M;
+    }
+    __device__ uint32_t rows(const task &t) const
+    {
+        uint32_t first = row_first(t);
+        return t.rows > first ? min(t.rows - first, MOK_TILE_M) : 0;
+    }
+    /* The column tile, and whether this block's result counts (an odd last column has no neighbour). */
+    __device__ uint32_t column(const task &t, uint32_t tiles) const
+    {
+        return t.single ? min(t.column + rank, tiles - 1) : t.column;
+    }
+    __device__ bool counts(const task &t, uint32_t tiles) const
+    {
+        return !t.single || t.column + rank < tiles;
+    }
+};
+
+/* Position in the ring of stages, the same in every role of a block. */
+struct pipeline {
+    uint32_t n = 0;
+    __device__ uint32_t stage() const
+    {
+        return n % MOK_STAGES;
+    }
+    __device__ uint32_t phase() const
+    {
+        return n / MOK_STAGES & 1u;
+    }
+};
+
+__device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
+{
+#ifdef MOK_DEBUG_WAITS
+    for (uint32_t i = 0; !mbar_try(bar, parity); i++)
+        if (i > 20000000u) {
+            printf("block %u thread %u: barrier %u parity %u\n", blockIdx.x, threadIdx.x,
+                   (bar - 1024u - bar_offset) / 8, parity);
+            __trap();
+        }
+#else
+    while (!mbar_try(bar, parity)) {
+    }
+#endif
+}
+
+/* Waits for task n; every lane gets it. One arrival a warp frees its place. */
+__device__ __forceinline__ uint4 next_task(const block_view &b, uint32_t n, uint32_t lane)
+{
+    uint32_t slot = n & 1u;
+    mbar_wait(b.bar(bar_task_full + slot), n >> 1 & 1u);
+    uint4 v = load_shared_16(b.smem + task_offset + 16 * slot);
+    __syncwarp();
+    if (lane == 0)
+        mbar_arrive_cluster(cluster_address(b.bar(bar_task_empty + slot), 0));
+    return v;
+}
+
+/* Waits until *counter >= want. On abort or after the limit it returns all the same: the operation has failed then. */
+__device__ __forceinline__ void wait_slow(const mok_cuda_common &p, const uint32_t *counter, uint32_t want,
+                                          uint32_t what, uint4 v)
+{
+    uint64_t start = timer_ns();
+    for (uint32_t i = 0;; i++) {
+        uint32_t seen = load_acquire(counter);
+        if (seen >= want)
+            return;
+        if (i % 64 == 63) {
+            if (load_acquire(p.abort_word))
+                return;
+            if (timer_ns() - start > p.wait_limit_ns) {
+                if (atomicExch(p.abort_word, 1u) == 0) {
+                    p.report->trip = { what, blockIdx.x, want, seen, { v.x, v.y, v.z, v.w } };
+                    __threadfence_system();
+                    p.report->tripped = 1;
+                }
+                return;
+            }
+        }
+        __nanosleep(100);
+    }
+}
+
+__device__ __forceinline__ void wait_counter(const mok_cuda_common &p, const uint32_t *counter, uint32_t want,
+                                             uint32_t what, uint4 v)
+{
+    if (load_acquire(counter) < want)
+        wait_slow(p, counter, want, what, v);
+}
+
+/* ---- scheduler: one thread of the cluster hands tasks to both blocks ---- */
+
+__device__ void chaos(const mok_cuda_common &p, uint32_t id)
+{
+    if (p.chaos_delay_us == 0)
+        return;
+    uint32_t h = (id + 1) * 2654435761u ^ p.chaos_seed * 40503u ^ static_cast<uint32_t>(clock64());
+    h ^= h >> 15;
+    uint64_t until = timer_ns() + (h * 2246822519u >> 8) % (p.chaos_delay_us * 1000u);
+    while (timer_ns() < until)
+        __nanosleep(500);
+}
+
+__device__ void schedule(const mok_cuda_common &p, const block_view &b)
+{
+    const uint32_t tasks = __ldcg(&p.head->tasks);
+    for (uint32_t n = 0;; n++) {
+        uint32_t slot = n & 1u;
+        if (n > 0)
+            mbar_wait(b.bar(bar_request), (n - 1) & 1u);
+        uint32_t id = atomicAdd(&p.head->next_task, 1u);
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (id < tasks && load_acquire(p.abort_word) == 0) {
+            v = __ldcg(reinterpret_cast<const uint4 *>(p.tasks) + id);
+            chaos(p, id);
+        }
+        mbar_wait(b.bar(bar_task_empty + slot), (n >> 1 & 1u) ^ 1u);
+        for (uint32_t r = 0; r < MOK_CLUSTER; r++) {
+            uint32_t bar = cluster_address(b.bar(bar_task_full + slot), r);
+            mbar_expect_cluster(bar, 16);
+            store_async_16(cluster_address(b.smem + task_offset + 16 * slot, r), v, bar);
+        }
+        if (decode(v).type == MOK_TASK_END)
+            return;
+    }
+}
+
+/* ---- a block begins ---- */
+
+/* One thread of each block, before anything else; a cluster_sync comes next. */
+__device__ void init_barriers(const block_view &b)
+{
+    if (b.smem % 1024 != 0)
+        __trap();
+    for (uint32_t i = 0; i < MOK_STAGES; i++) {
+        mbar_init(b.full(i), 1 + MOK_GATHER_WARPS);
+        mbar_init(b.empty(i), MOK_CLUSTER * MOK_CONSUMER_WARPS);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        mbar_init(b.bar(bar_task_full + i), 1);
+        mbar_init(b.bar(bar_task_empty + i), task_readers);
+    }
+    mbar_init(b.bar(bar_request), 1);
+    mbar_init_fence();
+}
+
+} // namespace
+} // namespace mok
+#endif
