@@ -12,6 +12,8 @@
 #include "cuda_bf16.h"
 #include "cuda_runtime.h"
 
+#include "cuda/descriptor.cuh"
+
 namespace mok
 {
 
@@ -209,10 +211,6 @@ inline uint32_t pack_bf16_anew(float lo, float hi)
 
 /* ---- the matrix instruction ---- */
 
-inline uint64_t wgmma_descriptor(uint32_t address)
-{
-    return static_cast<uint64_t>((address & 0x3ffffu) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-}
 inline void wgmma_fence()
 {
 }
@@ -224,9 +222,10 @@ template <int N> inline void wgmma_wait()
 {
     emu::wgmma_wait(N);
 }
+template <bool TransposedA = false, bool TransposedB = false>
 inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, bool add)
 {
-    emu::wgmma(d, 256, a, nullptr, b, add, false, false);
+    emu::wgmma(d, 256, a, nullptr, b, add, TransposedA, TransposedB);
 }
 
 } // namespace mok
