@@ -39,7 +39,7 @@ static int buffer_new(struct mokd_session *session, struct mokd_device *device, 
     int r = mokd_user_take(session->user, MOKD_BUFFERS, 1, error);
     if (r < 0)
         return r;
-    r = mokd_storage_charge(session->user, device, bytes, &storage, error);
+    r = mokd_storage_charge(session, device, bytes, &storage, error);
     if (r < 0) {
         mokd_user_give(session->user, MOKD_BUFFERS, 1);
         return r;
@@ -239,7 +239,7 @@ void mokd_buffer_alloc(struct mokd_session *session, uint64_t id, const Mok__Buf
         return;
     }
     if (member) {
-        struct mokd_collective_params params = { .kind = MOKD_COLLECTIVE_ALLOC, .bytes = request->bytes };
+        struct group_params params = { .kind = GROUP_ALLOC, .bytes = request->bytes };
         mokd_collective_call(member, id, &params, request->timeout_ms);
         return;
     }

@@ -475,7 +475,7 @@ static void join_overdue(void *cookie)
 
     mokd_error_set(&error, -MOK_ETIMEDOUT, "group %s: rank %u waited %" PRIu64 " ms, missing is rank %s", group->name,
                    member->rank, member->timeout_ms,
-                   mokd_missing_ranks(group->size, is_absent, group, missing, sizeof(missing)));
+                   group_missing(group->size, is_absent, group, missing, sizeof(missing)));
     join_failed(member, &error);
 }
 

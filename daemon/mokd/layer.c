@@ -76,21 +76,6 @@ static int make_plan(const struct mok_layer_spec *spec, const struct mokd_device
     return r < 0 ? mokd_error_set(error, r, "%s", message.text) : 0;
 }
 
-/* Peers find each other's rows by their own plan's offsets, so devices that plan differently do not go together. */
-static int check_same_map(const struct mokd_layer *layer, uint32_t rank, struct mokd_error *error)
-{
-    const struct mok_plan *first = &layer->part[0].plan, *other = &layer->part[rank].plan;
-
-    if (first->device.kind == other->device.kind && first->symmetric_bytes == other->symmetric_bytes &&
-        first->sym_ids == other->sym_ids && first->sym_topk_weight == other->sym_topk_weight &&
-        first->sym_slots == other->sym_slots && first->sym_weight_slots == other->sym_weight_slots)
-        return 0;
-    return mokd_error_set(error, -MOK_EMISMATCH,
-                          "ranks 0 and %u have devices that do not go together: the layer's symmetric workspace has "
-                          "%" PRIu64 " bytes on one and %" PRIu64 " on the other",
-                          rank, first->symmetric_bytes, other->symmetric_bytes);
-}
-
 /* Which rank's plan on which device is asked for: the session's own in a group, or without one, any. */
 static int resolve_query(struct mokd_session *session, const Mok__LayerQuery *request, struct mok_layer_spec *ret_spec,
                          struct mokd_device **ret_device, struct mokd_error *error)
@@ -419,15 +404,13 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
 
     int r = make_plan(spec, member->device, &part->plan, NULL, error);
     if (r == 0)
-        r = check_same_map(layer, rank, error);
-    if (r == 0)
         r = mokd_user_take(user, MOKD_LAYERS, 1, error);
     if (r == 0)
         part->charged = mokd_user_hold(user);
     if (r == 0)
-        r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
+        r = mokd_storage_charge(member->session, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
-        r = mokd_storage_charge(user, member->device, part->plan.private_bytes, &part->private_memory, error);
+        r = mokd_storage_charge(member->session, member->device, part->plan.private_bytes, &part->private_memory, error);
     return r;
 }
 
@@ -501,7 +484,7 @@ void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const st
 /* What is wrong with a rank's own call is its own affair and no call at all; only sound ones are matched. */
 void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__LayerCreate *request)
 {
-    struct mokd_collective_params params = { .kind = MOKD_COLLECTIVE_LAYER };
+    struct group_params params = { .kind = GROUP_LAYER };
     struct mokd_member *member = NULL;
     struct mokd_error error = { 0 };
     struct mok_plan plan;
@@ -513,6 +496,8 @@ void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__Lay
         mokd_layer_spec_read(request->spec, member->group->size, member->rank, &params.spec);
         r = make_plan(&params.spec, member->device, &plan, NULL, &error);
     }
+    if (r == 0)
+        group_map_of(&plan, &params.map);
     if (r == 0 && !mokd_queue_of(session, member->device))
         r = mokd_error_set(&error, -MOK_ESTATE, "layer: the session has no queue on device %u, open one first",
                            member->device->index);

@@ -131,6 +131,7 @@ typedef struct mok_limits {
     uint32_t buffers;                 /**< of the user */
 } mok_limits;
 
+/** What the user may have, and has. */
 int mok_limits_query(mok_session *session, mok_limits *ret_limits);
 
 /* ------------------------------------------------------------------ group */
