@@ -34,6 +34,9 @@ static const struct key daemon_keys[] = {
     { "sharing", VALUE_SHARING, offsetof(struct mokd_config, sharing), 0, 0 },
     { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
     { "admin_group", VALUE_ADMIN_GROUP, 0, 0, 0 },
+    { "state_dir", VALUE_PATH, offsetof(struct mokd_config, state_dir), 1, MOKD_PATH_MAX - 1 },
+    { "usage_days", VALUE_U32, offsetof(struct mokd_config, usage_days), 1, 36500 },
+    { "usage_bytes", VALUE_SIZE, offsetof(struct mokd_config, usage_bytes), 1u << 20, UINT64_MAX },
 };
 
 static const struct key metrics_keys[] = {
@@ -532,6 +535,8 @@ static void set_defaults(struct mokd_config *config)
         .worker_timeout = 10,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
+        .usage_days = 400,
+        .usage_bytes = 256u << 20,
         .resume_timeout = 10,
         .metrics_mode = 0660,
         .rack = { .heartbeat_ms = 250, .timeout_ms = 2000 },

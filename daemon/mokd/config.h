@@ -89,6 +89,9 @@ struct mokd_config {
     char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
     char metrics_listen[MOKD_PATH_MAX]; /* endpoint.h; "": off */
     uint32_t metrics_mode;              /* of a Unix socket */
+    char state_dir[MOKD_PATH_MAX]; /* "": $STATE_DIRECTORY, and without that nothing is kept */
+    uint32_t usage_days;           /* how long the usage of jobs is kept */
+    uint64_t usage_bytes;          /* at most, on disk */
     uint32_t has_admin_group;
     gid_t admin_gid;
     struct mokd_limits limits; /* whoever has no section */

@@ -15,6 +15,7 @@
 #include "state.h"
 #include "status.h"
 #include "timer.h"
+#include "usage.h"
 
 /* ------------------------------------------------------------------ Hello */
 
@@ -123,6 +124,9 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
         return true;
     case MOK__REQUEST__BODY_QUOTA_QUERY:
         mokd_quota_query(session, request->id, request->quota_query);
+        return true;
+    case MOK__REQUEST__BODY_USAGE_QUERY:
+        mokd_usage_query(session, request->id, request->usage_query);
         return true;
     case MOK__REQUEST__BODY_DRAIN:
         mokd_drain(session, request->id, request->drain);

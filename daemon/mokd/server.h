@@ -34,6 +34,7 @@ struct mokd_listener;
 struct mokd_service;
 struct mokd_session;
 struct mokd_state;
+struct mokd_usage;
 struct mokd_user;
 struct mokd_pool;
 struct rack;
@@ -57,6 +58,7 @@ struct mokd_server {
     struct mokd_user_list users;
     struct mokd_pool_list pools;
     bool reloading;
+    struct mokd_usage *usage;
     struct mokd_group_list groups;
     struct mokd_job_total_list job_totals;
     struct rack *rack;      /* the other nodes; NULL: there are none */

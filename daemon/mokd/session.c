@@ -45,12 +45,21 @@ void mokd_session_totals(const struct mokd_session *session, Mok__StateSession *
     ret->ops_done = session->ops_done;
     TAILQ_FOREACH(queue, &session->queues, link)
         ret->ops_done += queue->ops_done;
+    ret->rows = session->rows;
+    ret->device_ns = session->device_ns;
+    TAILQ_FOREACH(queue, &session->queues, link)
+    {
+        ret->rows += queue->counted.rows;
+        ret->device_ns += queue->counted.device_ns;
+    }
     ret->weight = session->weight;
 }
 
 void mokd_session_resume_totals(struct mokd_session *session, const Mok__StateSession *from)
 {
     session->ops_done = from->ops_done;
+    session->rows = from->rows;
+    session->device_ns = from->device_ns;
     session->weight = from->weight ? from->weight : 1;
 }
 
@@ -66,7 +75,7 @@ static void session_free(struct mokd_session *session)
 {
     struct mokd_server *server = session->server;
 
-    if (session->id)
+    if (session->id && !(session->resumable && mokd_state_is_frozen(server)))
         mok_log(MOK_LOG_INFO, "session", "closed", "session=%" PRIu64 " ops=%" PRIu64, session->id, session->ops_done);
     TAILQ_REMOVE(&server->sessions, session, link);
     mokd_user_unref(session->user);
@@ -108,6 +117,10 @@ static void log_end(const struct mokd_session *session, int code, const char *te
 
     if (!code) {
         mok_log(MOK_LOG_DEBUG, "session", "client left", "session=%" PRIu64 " pid=%d", session->id, session->peer.pid);
+        return;
+    }
+    if (session->resumable && mokd_state_is_frozen(session->server)) {
+        mok_log(MOK_LOG_INFO, "session", "left to the next mokd", "session=%" PRIu64, session->id);
         return;
     }
     mok_log(session->server->stopping ? MOK_LOG_INFO : MOK_LOG_WARNING, "session", "ended by mokd",
