@@ -29,6 +29,7 @@ struct mokd_http {
     uv_timer_t timer;
     unsigned open_handles;
     uint64_t scrapes;
+    bool closed; /* a connection was, since this was reset */
     struct {
         int fd; /* -1: free */
         uint64_t since_ns;
@@ -57,6 +58,7 @@ static void on_connection(void *cookie, struct MHD_Connection *connection, void 
         }
         if (code == MHD_CONNECTION_NOTIFY_CLOSED && http->connection[i].fd == info->connect_fd) {
             http->connection[i].fd = -1;
+            http->closed = true;
             return;
         }
     }
@@ -209,7 +211,10 @@ static void run(struct mokd_http *http)
 {
     MHD_UNSIGNED_LONG_LONG ms = 0;
 
-    MHD_run(http->daemon);
+    do { /* a connection that goes makes room for one that waits, of which nothing else tells */
+        http->closed = false;
+        MHD_run(http->daemon);
+    } while (http->closed);
     if (MHD_get_timeout(http->daemon, &ms) == MHD_YES)
         uv_timer_start(&http->timer, on_timer, ms < LOOK_MS ? ms : LOOK_MS, 0);
     else

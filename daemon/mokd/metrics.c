@@ -324,7 +324,7 @@ static void add_latencies(struct out *out, const struct mokd_server *server)
 
     family(out, HISTOGRAM, "mok_op_latency_seconds", "seconds",
            "Where the time of operations goes: queue (taken until the engine starts), ready_wait and push_wait (for other "
-           "ranks), main and reduce (on the device), total (taken until completed).");
+           "ranks), main and reduce (on the device; a group of one rank has all in main), total (taken until completed).");
     pages_each(server, device, page)
     {
         for (unsigned kind = 0; kind < 2; kind++)

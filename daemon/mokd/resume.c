@@ -215,7 +215,7 @@ static void overdue(void *cookie)
     mokd_error_set(&error, -MOK_ETIMEDOUT,
                    "group %s: rank %u waited %" PRIu64 " ms after mokd's restart: rank %s has not recovered",
                    member->group->name, member->rank, session->recover_ms,
-                   mokd_missing_ranks(member->group->size, does_not_want_it, member->group, missing, sizeof(missing)));
+                   group_missing(member->group->size, does_not_want_it, member->group, missing, sizeof(missing)));
     mokd_call_fail(&session->recover, &error);
 }
 

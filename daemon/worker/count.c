@@ -13,7 +13,7 @@
 /* Slots of queues that went, beyond one for each that is there. */
 #define SPARE_SLOTS 32u
 
-_Static_assert(MOK_STATS_PHASES == MOK_PHASE_REDUCE + 1, "one numbering");
+_Static_assert(MOK_STATS_PHASES == MOK_PHASE_WHOLE + 1, "one numbering");
 _Static_assert(MOK_STATS_KINDS == MOK_OP_CANCEL + 2, "one numbering, and one for those that are none");
 
 void count_begin(struct mok_stats *stats)
@@ -152,7 +152,7 @@ void count_phase_start(struct dispatcher *d, struct worker_layer *layer, enum mo
 {
     struct worker_op *op = layer->first;
 
-    if (phase == MOK_PHASE_PREPARE) {
+    if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE) {
         mok_stats_record(histogram_of(d, op, MOK_LATENCY_QUEUE), since(d->now_ns, op->taken_ns));
         MOK_PROBE4(op_start, op->queue->id, layer->id, op->opcode, op->user_data);
         return;
@@ -209,9 +209,9 @@ void count_phase_end(struct dispatcher *d, struct worker_layer *layer, const str
     mok_stats_add(&stats->phase_ns[d->running_phase], result->device_ns);
     if (result->status < 0 || d->running_phase == MOK_PHASE_PREPARE)
         return;
-    if (d->running_phase == MOK_PHASE_MAIN)
+    if (d->running_phase != MOK_PHASE_REDUCE)
         count_main(d, layer, result);
     mok_stats_record(
-        histogram_of(d, op, d->running_phase == MOK_PHASE_MAIN ? MOK_LATENCY_MAIN : MOK_LATENCY_REDUCE),
+        histogram_of(d, op, d->running_phase == MOK_PHASE_REDUCE ? MOK_LATENCY_REDUCE : MOK_LATENCY_MAIN),
         result->device_ns);
 }
