@@ -6,7 +6,8 @@ set(made ${PROJECT_BINARY_DIR}/debian)
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME mok)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
-set(CPACK_PACKAGE_CONTACT "MoK developers <mok@localhost>")
+set(CPACK_PACKAGE_CONTACT "MoK developers <developers@mok.invalid>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "mixture-of-experts layers as a service of the node")
 set(CPACK_DEBIAN_PACKAGE_MAINTAINER ${CPACK_PACKAGE_CONTACT})
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
@@ -24,36 +25,34 @@ set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ
     WORLD_EXECUTE)
 
-# mok_package(COMPONENT SECTION SUMMARY TEXT): what dpkg says about it, and the papers that belong to any package.
-function(mok_package component section summary text)
+# mok_package(COMPONENT SECTION TEXT): what dpkg says about it, and the papers that belong to any package.
+function(mok_package component section text)
     string(TOUPPER ${component} upper)
     set(CPACK_DEBIAN_${upper}_PACKAGE_NAME ${component} PARENT_SCOPE)
     set(CPACK_DEBIAN_${upper}_PACKAGE_SECTION ${section} PARENT_SCOPE)
-    set(CPACK_DEBIAN_${upper}_DESCRIPTION "${summary}\n${text}" PARENT_SCOPE)
-    set(CPACK_COMPONENT_${upper}_DESCRIPTION "${summary}\n${text}" PARENT_SCOPE)
+    set(CPACK_COMPONENT_${upper}_DESCRIPTION "${text}" PARENT_SCOPE)
     set(doc ${CMAKE_INSTALL_DATADIR}/doc/${component})
     install(FILES ${at}/copyright DESTINATION ${doc} COMPONENT ${component})
     install(FILES ${made}/changelog.Debian.gz ${made}/changelog.gz DESTINATION ${doc} COMPONENT ${component})
 endfunction()
 
-mok_package(mokd admin "mixture-of-experts layers as a service of the node"
-" mokd owns the devices of a node, and the memory that training jobs keep their
- tensors in. Several jobs of several users share the devices; a job or a device
- worker that dies costs nobody else anything.
- .
- Needs no GPU. With NVIDIA GPUs it uses the driver's libraries where they are.")
-mok_package(libmok${MOK_ABI} libs "mixture-of-experts layers as a service of the node (library)"
-" What training jobs link to use mokd: sessions, groups, buffers, layers, and
- operations that never block a CPU on a GPU.")
-mok_package(libmok-dev libdevel "mixture-of-experts layers as a service of the node (development)"
-" Headers, pages of the functions, and what pkg-config and CMake need to find
- the library that training jobs link to use mokd.")
-mok_package(mok-tools utils "mixture-of-experts layers as a service of the node (tools)"
-" mokctl, which shows what mokd is doing, explains the plan of a layer, and tells
- mokd what to do.")
+mok_package(mokd admin
+"mokd owns the devices of a node, and the memory that training jobs keep their
+tensors in. Several jobs of several users share the devices; a job or a device
+worker that dies costs nobody else anything.
+
+Needs no GPU. With NVIDIA GPUs it uses the driver's libraries where they are.")
+mok_package(libmok${MOK_ABI} libs
+"What training jobs link to use mokd: sessions, groups, buffers, layers, and
+operations that never block a CPU on a GPU.")
+mok_package(libmok-dev libdevel
+"Headers, pages of the functions, and what pkg-config and CMake need to find
+the library that training jobs link to use mokd.")
+mok_package(mok-tools utils
+"mokctl, which shows what mokd is doing, explains the plan of a layer, and
+tells mokd what to do.")
 
 set(exact "(= ${PROJECT_VERSION}-${CPACK_DEBIAN_PACKAGE_RELEASE})")
-set(CPACK_DEBIAN_MOKD_PACKAGE_DEPENDS "init-system-helpers")
 set(CPACK_DEBIAN_MOKD_PACKAGE_RECOMMENDS "mok-tools, systemd")
 set(CPACK_DEBIAN_MOK-TOOLS_PACKAGE_SUGGESTS "bash-completion")
 set(CPACK_DEBIAN_LIBMOK-DEV_PACKAGE_DEPENDS "libmok${MOK_ABI} ${exact}")
@@ -76,7 +75,6 @@ foreach(word ${words})
     endif()
 endforeach()
 file(WRITE ${made}/symbols "${symbols}")
-# No script runs at an upgrade, so the linker's cache is refreshed by dpkg itself.
 file(WRITE ${made}/triggers "activate-noawait ldconfig\n")
 set(CPACK_DEBIAN_LIBMOK${MOK_ABI}_PACKAGE_CONTROL_EXTRA ${made}/symbols ${made}/triggers)
 
