@@ -11,12 +11,14 @@ packages=(
     iproute2 # network namespaces, for the tests of the rack
     jq # reads the demo's logs
     libc6-dev
+    libarchive-dev
     libcjson-dev
     libcmocka-dev
     libinih-dev
     libmicrohttpd-dev
     libopenblas-dev
     libprotobuf-c-dev
+    libsqlite3-dev
     libsystemd-dev
     libuv1-dev
     libzmq3-dev
@@ -27,6 +29,7 @@ packages=(
     pkgconf
     procps # pgrep
     protobuf-c-compiler
+    python3 # tests of the rack
     systemd-container # boots it
     util-linux # setpriv
 )

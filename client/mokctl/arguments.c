@@ -28,6 +28,9 @@ const char mokctl_usage[] =
     "            the plan and the exact memory of a layer that is not there; further options:\n"
     "            --ep N (1), --device D (0), --precision bf16|mxfp8-per32|mxfp8-per128 (bf16),\n"
     "            --shared-intermediate S, --clamp L, --ring-bytes B, --minibatch-rows M, --comm-units C\n"
+    "  rack      the nodes of the rack: state, round trip, epoch, clock offset, last error\n"
+    "  keygen [--out DIR]\n"
+    "            makes a node's keys, DIR/rack.key and DIR/rack.pub (DIR: here); asks no mokd\n"
     "  version   versions of mokctl and of mokd\n"
     "\n"
     "options:\n"
@@ -218,6 +221,10 @@ static int parse_command(const char *name, struct mokctl_arguments *ret)
             ret->part = parts[i].part;
             return 0;
         }
+    }
+    if (strcmp(name, "rack") == 0) {
+        ret->action = MOKCTL_RACK;
+        return 0;
     }
     if (strcmp(name, "version") == 0) {
         ret->action = MOKCTL_VERSION;

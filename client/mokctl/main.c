@@ -131,6 +131,24 @@ static int explain_shape(struct control *control, const struct mokctl_arguments 
     return show_plan(reply->describe, reply->memory, arguments->json);
 }
 
+static int show_rack(struct control *control, bool json)
+{
+    _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__RackQuery body = MOK__RACK_QUERY__INIT;
+
+    request.body_case = MOK__REQUEST__BODY_RACK_QUERY;
+    request.rack_query = &body;
+    int r = control_call(control, &request, TIMEOUT_MS, MOK__REPLY__BODY_RACK, 0, &answer);
+    if (r < 0)
+        return r;
+    const Mok__RackReply *rack = answer.reply->rack;
+    r = json ? mokctl_print_rack_json(rack) : mokctl_print_rack(rack);
+    if (r == 0 && rack->omitted > 0)
+        fprintf(stderr, "mokctl: mokd's answer had no room for %u more nodes\n", rack->omitted);
+    return r < 0 ? no_memory() : 0;
+}
+
 static int run(struct control *control, const struct mokctl_arguments *arguments)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
@@ -145,6 +163,8 @@ static int run(struct control *control, const struct mokctl_arguments *arguments
         return explain(control, arguments);
     case MOKCTL_WOULD_BE:
         return explain_shape(control, arguments);
+    case MOKCTL_RACK:
+        return show_rack(control, arguments->json);
     case MOKCTL_SHOW:
         break;
     }
@@ -156,6 +176,8 @@ int main(int argc, char **argv)
     struct control *control = NULL;
     struct mokctl_arguments arguments;
 
+    if (argc > 1 && strcmp(argv[1], "keygen") == 0)
+        return mokctl_keygen(argc - 1, argv + 1);
     if (mokctl_parse(argc, argv, &arguments) < 0) {
         fputs("try: mokctl --help\n", stderr);
         return EXIT_USAGE;

@@ -39,7 +39,7 @@ static int buffer_new(struct mokd_session *session, struct mokd_device *device, 
     int r = mokd_user_take(session->user, MOKD_BUFFERS, 1, error);
     if (r < 0)
         return r;
-    r = mokd_storage_charge(session->user, device, bytes, &storage, error);
+    r = mokd_storage_charge(session, device, bytes, &storage, error);
     if (r < 0) {
         mokd_user_give(session->user, MOKD_BUFFERS, 1);
         return r;

@@ -11,6 +11,7 @@
 #include "mok/ring_abi.h"
 #include "names.h"
 #include "state.h"
+#include "usage.h"
 
 #define QUEUE_DESCRIPTORS 4u
 
@@ -55,6 +56,8 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
     queue->device = device;
     queue->ring = (struct mok_queue)MOK_QUEUE_INIT;
     queue->id = mokd_server_next_id(session->server);
+    queue->usage = mokd_usage_ref(session, device);
+    mokd_usage_hold_bytes(queue->usage, bytes);
     TAILQ_INSERT_TAIL(&session->queues, queue, link);
     TAILQ_INSERT_TAIL(&device->queues, queue, device_link);
     device->n_queues++;
@@ -64,8 +67,12 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
 static void queue_free(struct mokd_queue *queue)
 {
     mokd_job_totals_take(queue);
+    mokd_usage_free_bytes(queue->usage, queue->bytes);
+    mokd_usage_unref(queue->usage);
     uncharge(queue->session->user, queue->bytes);
     queue->session->ops_done += queue->ops_done;
+    queue->session->device_ns += queue->counted.device_ns;
+    queue->session->rows += queue->counted.rows;
     TAILQ_REMOVE(&queue->session->queues, queue, link);
     TAILQ_REMOVE(&queue->device->queues, queue, device_link);
     queue->device->n_queues--;
@@ -413,8 +420,10 @@ void mokd_queue_broken(struct mokd_device *device, uint32_t id, int code, const 
 void mokd_queue_take_stats(struct mokd_device *device, const Mok__WorkerQueueStats *stats)
 {
     struct mokd_queue *queue = queue_at_device(device, stats->queue);
-    if (queue)
-        queue->ops_done = stats->ops_done;
+    if (!queue)
+        return;
+    queue->ops_done = stats->ops_done;
+    mokd_job_totals_take_stats(queue, stats);
 }
 
 /* ------------------------------------------------------------------ questions */

@@ -16,6 +16,7 @@ struct mokd_queue {
     bool open;    /* the worker serves it and the client has it */
     bool closing; /* the worker has been told to let go */
     uint64_t bytes; /* charged to the user */
+    struct mokd_usage_row *usage;
     uint64_t ops_done;
     struct {
         uint64_t ops, errors, rows, device_ns;

@@ -12,6 +12,7 @@
 
 #include "common/log.h"
 #include "mok/types.h"
+#include "rack/rack.h"
 
 #define MOKD_DEFAULT_CONFIG "/etc/mok/mokd.conf"
 #define MOKD_DEFAULT_RUNTIME_DIR "/run/mok"
@@ -88,6 +89,9 @@ struct mokd_config {
     char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
     char metrics_listen[MOKD_PATH_MAX]; /* endpoint.h; "": off */
     uint32_t metrics_mode;              /* of a Unix socket */
+    char state_dir[MOKD_PATH_MAX]; /* "": $STATE_DIRECTORY, and without that nothing is kept */
+    uint32_t usage_days;           /* how long the usage of jobs is kept */
+    uint64_t usage_bytes;          /* at most, on disk */
     uint32_t has_admin_group;
     gid_t admin_gid;
     struct mokd_limits limits; /* whoever has no section */
@@ -96,6 +100,9 @@ struct mokd_config {
     size_t n_users, n_groups;
     struct mokd_device_config *devices;
     size_t n_devices;
+    struct rack_config rack; /* node "": this mokd is in no rack */
+    struct rack_node_config *nodes; /* its inventory */
+    char link_domain[MOK_MAX_NAME + 1]; /* of nodes that name none */
 };
 
 /* Takes one sentence: "file:line: [section] key = value: what is wrong, and the bound". */

@@ -6,6 +6,7 @@
 
 #include "client_queue.h"
 #include "device.h"
+#include "usage.h"
 
 #define OTHER "other"
 #define OTHER_UID ((uid_t)-1)
@@ -76,23 +77,40 @@ static uint64_t grown(uint64_t *before, uint64_t now)
     return by;
 }
 
+static void take(struct mokd_queue *queue, const struct mok_stats_queue *now)
+{
+    struct mokd_job_total *total = entry_of(queue->session);
+    if (!total) /* no memory: the next time, then */
+        return;
+    uint64_t ops = grown(&queue->counted.ops, now->ops), rows = grown(&queue->counted.rows, now->rows);
+    uint64_t device_ns = grown(&queue->counted.device_ns, now->device_ns);
+    total->ops += ops;
+    total->errors += grown(&queue->counted.errors, now->errors);
+    total->rows += rows;
+    total->device_ns += device_ns;
+    mokd_usage_work(queue->usage, ops, rows, device_ns);
+    queue->in_flight = now->in_flight;
+    /* The name may have been looked up only after the first operation. */
+    if (total->uid == queue->session->peer.uid)
+        memcpy(total->user, queue->session->user->name, sizeof(total->user));
+}
+
 void mokd_job_totals_take(struct mokd_queue *queue)
 {
     struct mok_stats_queue now;
 
-    if (!mokd_stats_page_queue(&queue->device->stats, queue->id, &now))
+    if (mokd_stats_page_queue(&queue->device->stats, queue->id, &now))
+        take(queue, &now);
+}
+
+void mokd_job_totals_take_stats(struct mokd_queue *queue, const Mok__WorkerQueueStats *stats)
+{
+    struct mok_stats_queue now;
+
+    if (mokd_stats_page_queue(&queue->device->stats, queue->id, &now))
         return;
-    struct mokd_job_total *total = entry_of(queue->session);
-    if (!total) /* no memory: the next time, then */
-        return;
-    total->ops += grown(&queue->counted.ops, now.ops);
-    total->errors += grown(&queue->counted.errors, now.errors);
-    total->rows += grown(&queue->counted.rows, now.rows);
-    total->device_ns += grown(&queue->counted.device_ns, now.device_ns);
-    queue->in_flight = now.in_flight;
-    /* The name may have been looked up only after the first operation. */
-    if (total->uid == queue->session->peer.uid)
-        memcpy(total->user, queue->session->user->name, sizeof(total->user));
+    now = (struct mok_stats_queue){ .ops = stats->ops_done, .rows = stats->rows, .device_ns = stats->device_ns };
+    take(queue, &now);
 }
 
 void mokd_job_totals_take_all(struct mokd_server *server)

@@ -10,6 +10,7 @@
 #include <sys/queue.h>
 #include <sys/types.h>
 
+#include "control.pb-c.h"
 #include "mok/types.h"
 
 struct mokd_queue;
@@ -29,6 +30,8 @@ TAILQ_HEAD(mokd_job_total_list, mokd_job_total);
 
 /* Adds what the queue's worker has counted since the last time. Before the queue goes, and before totals are shown. */
 void mokd_job_totals_take(struct mokd_queue *queue);
+/* The same from what the worker says of a queue that has no place on its page. */
+void mokd_job_totals_take_stats(struct mokd_queue *queue, const Mok__WorkerQueueStats *stats);
 void mokd_job_totals_take_all(struct mokd_server *server);
 void mokd_job_totals_free(struct mokd_server *server);
 

@@ -408,9 +408,9 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
     if (r == 0)
         part->charged = mokd_user_hold(user);
     if (r == 0)
-        r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
+        r = mokd_storage_charge(member->session, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
-        r = mokd_storage_charge(user, member->device, part->plan.private_bytes, &part->private_memory, error);
+        r = mokd_storage_charge(member->session, member->device, part->plan.private_bytes, &part->private_memory, error);
     return r;
 }
 

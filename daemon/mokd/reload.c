@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "device.h"
+#include "rack_node.h"
 #include "service.h"
 #include "user.h"
 
@@ -99,6 +100,7 @@ static void take_over(struct mokd_server *server, struct mokd_config *next, char
     swap_tenants(server->config, next);
     mok_log_set_level(server->config->log_level);
     mokd_users_reload(server);
+    mokd_rack_reload(server, next, ret_failure, size);
     mok_log(MOK_LOG_NOTICE, "config", "reloaded", "path=%s users=%zu groups=%zu", server->config->path,
             server->config->n_users, server->config->n_groups);
 }

@@ -11,9 +11,11 @@
 #include "layer.h"
 #include "names.h"
 #include "quota.h"
+#include "rack_node.h"
 #include "state.h"
 #include "status.h"
 #include "timer.h"
+#include "usage.h"
 
 /* ------------------------------------------------------------------ Hello */
 
@@ -117,8 +119,14 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
     case MOK__REQUEST__BODY_STATUS_QUERY:
         mokd_status_query(session, request->id);
         return true;
+    case MOK__REQUEST__BODY_RACK_QUERY:
+        mokd_rack_query(session, request->id);
+        return true;
     case MOK__REQUEST__BODY_QUOTA_QUERY:
         mokd_quota_query(session, request->id, request->quota_query);
+        return true;
+    case MOK__REQUEST__BODY_USAGE_QUERY:
+        mokd_usage_query(session, request->id, request->usage_query);
         return true;
     case MOK__REQUEST__BODY_DRAIN:
         mokd_drain(session, request->id, request->drain);

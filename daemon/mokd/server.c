@@ -18,6 +18,7 @@
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
+#include "rack_node.h"
 #include "recent.h"
 #include "reload.h"
 #include "service.h"
@@ -25,6 +26,7 @@
 #include "state.h"
 #include "storage.h"
 #include "timer.h"
+#include "usage.h"
 
 /* From the signal on: this long to take everything down in order, then workers are killed. */
 #define STOP_MS 8000u
@@ -73,7 +75,9 @@ uint32_t mokd_server_next_id(struct mokd_server *server)
 static void close_handles(struct mokd_server *server)
 {
     server->handles_closed = true;
+    mokd_usage_stop(server);
     mokd_timer_cancel(&server->stop_deadline);
+    mokd_rack_stop(server);
     mokd_service_close(server->service);
     server->service = NULL;
     for (size_t i = 0; i < server->n_devices; i++)
@@ -297,6 +301,18 @@ static int open_doors(struct mokd_server *server, struct mokd_error *error)
     return r < 0 ? r : open_door(server, MOKD_DOOR_ADMIN, &server->admin_listener, error);
 }
 
+/* systemd gives a list where the unit has several. */
+static const char *state_dir(const struct mokd_config *config)
+{
+    static char first[MOKD_PATH_MAX];
+    const char *given = getenv("STATE_DIRECTORY");
+
+    if (config->state_dir[0] || !given)
+        return config->state_dir;
+    snprintf(first, sizeof(first), "%.*s", (int)strcspn(given, ":"), given);
+    return first;
+}
+
 static int start(struct mokd_server *server)
 {
     const char *worker = server->options->worker;
@@ -310,12 +326,16 @@ static int start(struct mokd_server *server)
         r = mokd_error_set(&error, -MOK_EIO, "no random bytes");
     if (r == 0 && mokd_storage_start(server) < 0)
         r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+    if (r == 0 && mokd_usage_open(server, state_dir(server->config)) < 0)
+        r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
     if (r == 0 && mokd_state_open(server) < 0)
         r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
     if (r == 0)
         r = open_doors(server, &error);
     if (r == 0)
         r = mokd_http_open(server, &server->http, &error);
+    if (r == 0)
+        r = mokd_rack_start(server, &error);
     if (r == 0)
         r = make_devices(server, worker, &error);
     if (r == 0) {
@@ -336,6 +356,7 @@ static int start(struct mokd_server *server)
 
 static void free_all(struct mokd_server *server)
 {
+    mokd_usage_close(server);
     for (size_t i = 0; i < server->n_devices; i++)
         mokd_device_free(server->devices[i]);
     free(server->devices);

@@ -34,8 +34,10 @@ struct mokd_listener;
 struct mokd_service;
 struct mokd_session;
 struct mokd_state;
+struct mokd_usage;
 struct mokd_user;
 struct mokd_pool;
+struct rack;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
@@ -55,8 +57,10 @@ struct mokd_server {
     struct mokd_user_list users;
     struct mokd_pool_list pools;
     bool reloading;
+    struct mokd_usage *usage;
     struct mokd_group_list groups;
     struct mokd_job_total_list job_totals;
+    struct rack *rack;      /* the other nodes; NULL: there are none */
     struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];

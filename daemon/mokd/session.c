@@ -45,12 +45,21 @@ void mokd_session_totals(const struct mokd_session *session, Mok__StateSession *
     ret->ops_done = session->ops_done;
     TAILQ_FOREACH(queue, &session->queues, link)
         ret->ops_done += queue->ops_done;
+    ret->rows = session->rows;
+    ret->device_ns = session->device_ns;
+    TAILQ_FOREACH(queue, &session->queues, link)
+    {
+        ret->rows += queue->counted.rows;
+        ret->device_ns += queue->counted.device_ns;
+    }
     ret->weight = session->weight;
 }
 
 void mokd_session_resume_totals(struct mokd_session *session, const Mok__StateSession *from)
 {
     session->ops_done = from->ops_done;
+    session->rows = from->rows;
+    session->device_ns = from->device_ns;
     session->weight = from->weight ? from->weight : 1;
 }
 

@@ -67,7 +67,7 @@ struct mokd_session {
     TAILQ_HEAD(, mokd_buffer) buffers; /* its own copies: private and symmetric */
     TAILQ_HEAD(, mokd_member) members; /* ranks that it is */
     uint32_t n_buffers, n_members, n_layers;
-    uint64_t ops_done;
+    uint64_t ops_done, rows, device_ns; /* of queues that are gone */
     bool resumable;                /* the next mokd will know it */
     bool returned;                 /* its client wants its groups again */
     bool deaf;                     /* has had mokd's last word */

@@ -290,7 +290,7 @@ static bool group_is_whole(const struct building *b, const Mok__StateGroup *grou
 static int adopt(struct building *b, struct found *found, size_t i, struct mokd_member *member)
 {
     const Mok__StateBuffer *from = found->from->buffer[i];
-    struct mokd_storage *storage = mokd_storage_adopt(found->session->user, device_of(b, from->device), from->bytes,
+    struct mokd_storage *storage = mokd_storage_adopt(found->session, device_of(b, from->device), from->bytes,
                                                       found->fd[i], from->memory);
 
     if (!storage)

@@ -6,6 +6,7 @@
 #include "device.h"
 #include "fdstore.h"
 #include "group.h"
+#include "job_totals.h"
 #include "layer.h"
 
 /* A status and its envelope stay within one packet. */
@@ -107,8 +108,13 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
 
     *ret = (Mok__JobInfo)MOK__JOB_INFO__INIT;
     ret->ops_done = session->ops_done;
+    ret->device_ns = session->device_ns;
+    ret->rows = session->rows;
+    ret->weight = session->weight;
     TAILQ_FOREACH(queue, &session->queues, link) {
         ret->ops_done += queue->ops_done;
+        ret->device_ns += queue->counted.device_ns;
+        ret->rows += queue->counted.rows;
         ret->queues++;
     }
     ret->bytes = layer_bytes(session);
@@ -290,6 +296,7 @@ void mokd_status_query(struct mokd_session *session, uint64_t id)
     struct mokd_error error = { 0 };
     size_t n_sessions, n_groups, n_parts;
 
+    mokd_job_totals_take_all(session->server);
     count(server, &n_sessions, &n_groups, &n_parts);
     _cleanup_free_ struct status *status = calloc(1, sizeof(*status));
     _cleanup_free_ Mok__JobInfo *jobs = calloc(n_sessions, sizeof(*jobs));

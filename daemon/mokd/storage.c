@@ -47,11 +47,12 @@ static uint64_t taken_bytes(const struct mokd_device *device, uint64_t bytes)
     return (bytes + CUDA_GRANULE - 1) / CUDA_GRANULE * CUDA_GRANULE;
 }
 
-int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
+int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
                         struct mokd_error *error)
 {
     uint64_t device_left = device->config->memory - device->memory_used;
     uint64_t taken = taken_bytes(device, bytes);
+    struct mokd_user *user = session->user;
 
     int r = mokd_user_take_bytes(user, bytes, error);
     if (r < 0)
@@ -77,15 +78,18 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
     storage->device = device;
     storage->bytes = bytes;
     storage->fd = -1;
+    storage->usage = mokd_usage_ref(session, device);
+    mokd_usage_hold_bytes(storage->usage, taken);
     device->memory_used += taken;
     *ret = storage;
     return 0;
 }
 
-struct mokd_storage *mokd_storage_adopt(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, int fd,
+struct mokd_storage *mokd_storage_adopt(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, int fd,
                                         uint64_t number)
 {
     struct mokd_storage *storage = calloc(1, sizeof(*storage));
+    struct mokd_user *user = session->user;
 
     if (!storage)
         return NULL;
@@ -94,6 +98,8 @@ struct mokd_storage *mokd_storage_adopt(struct mokd_user *user, struct mokd_devi
     device->memory_used += taken_bytes(device, bytes);
     storage->user = mokd_user_hold(user);
     storage->device = device;
+    storage->usage = mokd_usage_ref(session, device);
+    mokd_usage_hold_bytes(storage->usage, taken_bytes(device, bytes));
     storage->bytes = bytes;
     storage->fd = fd;
     storage->number = number;
@@ -109,8 +115,12 @@ int mokd_storage_keep(struct mokd_storage *storage)
 
 static void discharge(struct mokd_storage *storage)
 {
+    uint64_t taken = taken_bytes(storage->device, storage->bytes);
+
     mokd_user_give_bytes(storage->user, storage->bytes);
-    storage->device->memory_used -= taken_bytes(storage->device, storage->bytes);
+    storage->device->memory_used -= taken;
+    mokd_usage_free_bytes(storage->usage, taken);
+    mokd_usage_unref(storage->usage);
     mokd_user_give(storage->user, MOKD_DESCRIPTORS, 1);
     mokd_user_unref(storage->user);
     free(storage);

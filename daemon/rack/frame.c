@@ -49,18 +49,24 @@ static int head_unpack(const uint8_t *bytes, size_t size, struct rack_head *ret)
     return 0;
 }
 
+static bool hello_is_sane(const Mok__RackHello *hello)
+{
+    return hello->beat && hello->beat->epoch != 0 && mok_name_is_valid(hello->node) &&
+           (!hello->link_domain[0] || mok_name_is_valid(hello->link_domain));
+}
+
+/* A frame without a body is a command of a newer mokd: it counts in the sequence, and is nothing to this one. */
 static bool is_sane(const Mok__RackFrame *frame)
 {
+    bool is_hello = frame->body_case == MOK__RACK_FRAME__BODY_HELLO;
+
     if (frame->sender_boot.len != RACK_BOOT_BYTES)
         return false;
-    if (frame->target_boot.len != RACK_BOOT_BYTES && frame->target_boot.len != 0)
+    if (frame->target_boot.len != RACK_BOOT_BYTES && !(is_hello && frame->target_boot.len == 0))
         return false;
-    if (frame->body_case == MOK__RACK_FRAME__BODY_BEAT)
-        return frame->target_boot.len == RACK_BOOT_BYTES && frame->beat->epoch != 0;
-    if (frame->body_case == MOK__RACK_FRAME__BODY_HELLO)
-        return frame->hello->beat && frame->hello->beat->epoch != 0 && mok_name_is_valid(frame->hello->node) &&
-               strlen(frame->hello->link_domain) <= MOK_MAX_NAME;
-    return frame->target_boot.len == RACK_BOOT_BYTES;
+    if (is_hello)
+        return hello_is_sane(frame->hello);
+    return frame->body_case != MOK__RACK_FRAME__BODY_BEAT || frame->beat->epoch != 0;
 }
 
 int rack_frame_unpack(struct rack_versions ours, const void *bytes, size_t size, struct rack_head *ret_head,

@@ -67,6 +67,7 @@ void rack_peer_lose(struct rack_peer *peer, const char *reason)
     if (!rack_peer_is_up(peer))
         return;
     peer->state = RACK_LOST;
+    memcpy(peer->loss, peer->error, sizeof(peer->loss));
     peer->epoch++;
     peer->sent_sequence = peer->received_sequence = 0;
 }
@@ -188,6 +189,8 @@ static void rise(struct rack_peer *peer)
 {
     peer->sent_sequence = peer->received_sequence = 0;
     peer->state = RACK_UP;
+    if (peer->link_domain_agrees)
+        memcpy(peer->error, peer->loss, sizeof(peer->error));
 }
 
 static enum rack_verdict hear_beat(const struct rack_self *self, struct rack_peer *peer, const Mok__RackFrame *frame,

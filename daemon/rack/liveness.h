@@ -52,6 +52,7 @@ struct rack_peer {
     uint32_t version;              /* spoken with it; 0: none in common, or not heard */
     struct rack_counters counters;
     char error[RACK_MAX_TEXT]; /* the last one; the reason of LOST and SUSPECT */
+    char loss[RACK_MAX_TEXT];  /* why it was lost last; all that is left of errors once it is up again */
 };
 
 /* When something was looked at: the clocks, read once. */
