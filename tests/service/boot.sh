@@ -23,7 +23,7 @@ clean() {
     if [ $code -ne 0 ] && [ $code -ne 77 ] && [ -n "$leader" ]; then
         in_machine journalctl --no-pager -u 'mok*' -n 60 || true
         in_machine systemctl status --no-pager --lines=0 mokd.service mokd.socket || true
-        tail -n 20 "$tmp"/*.log 2>/dev/null || true
+        cat "$tmp/failed" 2>/dev/null || true
     fi
     if [ -n "$machine" ]; then
         kill -RTMIN+4 "$leader" 2>/dev/null || true # systemd's power off
@@ -40,7 +40,7 @@ clean() {
 trap clean EXIT
 
 say() { printf '[%3d s] %s\n' "$SECONDS" "$*"; }
-fail() { echo "FAILED: $*"; exit 1; }
+fail() { echo "FAILED: $*" | tee "$tmp/failed"; exit 1; }
 in_machine() { nsenter -t "$leader" -a env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C HOME=/root "$@"; }
 as() { # USER COMMAND...
     local user=$1
@@ -60,7 +60,7 @@ until_true() {
 property() { in_machine systemctl show --value -p "$1" "${2-mokd.service}"; }
 status_says() { [[ $(property StatusText) == *"$1"* ]]; }
 journal_says() { in_machine journalctl --no-pager -o cat -u mokd.service | grep -qE -- "$1"; }
-worker_pid() { as alice mokctl --json devices | grep -o '"worker_pid":[ 0-9]*' | head -n 1 | tr -dc 0-9; }
+worker_pid() { as alice mokctl --json devices | grep -o '"worker_pid":[[:space:]0-9]*' | head -n 1 | tr -dc 0-9; }
 other_pid() { # FUNCTION OLD: another process is there now
     local now
     now=$($1 2>/dev/null) && [ -n "$now" ] && [ "$now" != 0 ] && [ "$now" != "$2" ]
@@ -71,7 +71,7 @@ drop_in() { # TEXT: of mokd.service; none: away with it
     if [ $# -gt 0 ]; then
         printf '%s\n' "$1" >"$root/etc/systemd/system/mokd.service.d/test.conf"
     else
-        rm -f "$root/etc/systemd/system/mokd.service.d/test.conf"
+        rm -r "$root/etc/systemd/system/mokd.service.d"
     fi
     in_machine systemctl daemon-reload
 }
@@ -103,6 +103,10 @@ mount -t overlay overlay -o "lowerdir=$base,upperdir=$tmp/upper,workdir=$tmp/wor
     cp -a "$base/." "$root"
 mkdir "$root/mok"
 cp "${debs[@]}" "$build/client/examples/train_moe_lm" "$build/client/examples/two_ranks" "$source/README.md" "$root/mok/"
+# The example's own arithmetic, which no package of ours needs.
+mkdir "$root/mok/lib"
+ldd "$build/client/examples/train_moe_lm" | awk '/openblas|gfortran|quadmath/ { print $3 }' |
+    xargs -r cp -L --target-directory="$root/mok/lib"
 echo mok-test >"$root/etc/hostname"
 
 say "booting"
@@ -151,7 +155,8 @@ in_machine mokctl --socket /run/mok/mokd-admin.sock status >/dev/null || fail "r
 # ------------------------------------------------------------------ jobs
 
 say "jobs of two users"
-train() { as "$1" /mok/train_moe_lm --ranks 2 --devices 0,1 --text /mok/README.md --steps "$2"; }
+train() { as "$1" env LD_LIBRARY_PATH=/mok/lib OPENBLAS_NUM_THREADS=1 "OPENBLAS_CORETYPE=${OPENBLAS_CORETYPE-}" \
+    /mok/train_moe_lm --ranks 2 --devices 0,1 --text /mok/README.md --steps "$2"; }
 train bob 6 >"$tmp/bob.log" 2>&1 &
 bob=$!
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks of alice: $(cat "$tmp/alice.log")"
@@ -208,9 +213,16 @@ until_true 60 trained || fail "bob does not train: $(tail -n 5 "$tmp/bob.log")"
 in_machine kill -KILL "$before"
 until_true 20 other_pid main_pid "$before" || fail "mokd did not come back"
 until_true 20 status_says "Serving: 2 of 2 devices up" || fail "back, but: $(property StatusText)"
-sleep 1
-in_machine systemctl restart mokd || fail "restart"
-wait $bob || fail "training of bob over kill -9 and restart: $(tail -n 5 "$tmp/bob.log")"
+if journal_says 'state: sessions of the mokd before.* sessions=[1-9]'; then
+    sleep 1
+    in_machine systemctl restart mokd || fail "restart"
+    wait $bob || fail "training of bob over kill -9 and restart: $(tail -n 5 "$tmp/bob.log")"
+    say "training went on over both"
+else # a library that does not come back: the job ends with a word that says why
+    ! wait $bob || fail "bob has trained with nobody"
+    grep -q MOK_EDAEMON "$tmp/bob.log" || fail "bob is not told what happened: $(tail -n 5 "$tmp/bob.log")"
+    in_machine systemctl restart mokd || fail "restart"
+fi
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks after that: $(cat "$tmp/alice.log")"
 
 say "a device that is slow to start"
@@ -243,6 +255,7 @@ journal_says 'few descriptors.*LimitNOFILE' || fail "a low descriptor limit is n
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks with a full disk: $(cat "$tmp/alice.log")"
 drop_in
 in_machine systemctl stop mokd
+journal_says 'usage: cannot be written.*full' || fail "a full disk is not named"
 in_machine umount /var/lib/mok
 in_machine systemctl reset-failed mokd.service mokd.socket mokd-admin.socket
 in_machine systemctl start mokd
