@@ -116,7 +116,7 @@ static double bound_of(const struct rack_stack *rack)
 /* ---------------------------------------------------------------- daemons */
 
 /* Enough to last from before the loss until after it. */
-#define WELL_STEPS 2000
+#define WELL_STEPS 800
 
 /* One group over all three nodes, and one over the first two, which must not notice. */
 struct scene {
