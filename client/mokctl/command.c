@@ -21,6 +21,7 @@ static const struct mokctl_command commands[] = {
     { "usage", MOKCTL_NEEDS_MOKD, "since by", NULL, mokctl_usage_of_jobs },
     { "drain", MOKCTL_NEEDS_MOKD, "node wait", "DEVICE", mokctl_drain },
     { "undrain", MOKCTL_NEEDS_MOKD, "node", "DEVICE", mokctl_undrain },
+    { "doctor", MOKCTL_NEEDS_NOTHING, "config", NULL, mokctl_doctor },
 };
 
 enum {
