@@ -22,6 +22,7 @@ static const struct mokctl_command commands[] = {
     { "drain", MOKCTL_NEEDS_MOKD, "node wait", "DEVICE", mokctl_drain },
     { "undrain", MOKCTL_NEEDS_MOKD, "node", "DEVICE", mokctl_undrain },
     { "doctor", MOKCTL_NEEDS_NOTHING, "config", NULL, mokctl_doctor },
+    { "bundle", MOKCTL_NEEDS_NOTHING, "out config", NULL, mokctl_bundle },
 };
 
 enum {
