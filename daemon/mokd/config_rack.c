@@ -56,7 +56,7 @@ enum section config_begin_node(struct parser *parser, const char *name)
 void config_set_rack(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     void *field = config_field(base, key);
-    bool ipv6;
+    struct rack_address address;
 
     switch (key->kind) {
     case VALUE_RACK_NAME:
@@ -67,7 +67,7 @@ void config_set_rack(struct parser *parser, const struct key *key, void *base, c
                             parser->section_text, key->name, text, MOK_MAX_NAME);
         return;
     case VALUE_RACK_ADDRESS:
-        if (rack_address_check(text, &ipv6) == 0)
+        if (rack_address_parse(text, &address) == 0)
             memcpy(field, text, strlen(text) + 1);
         else
             config_complain(
