@@ -97,7 +97,6 @@ static void check_node(struct parser *parser, struct rack_node_config *node)
 void config_check_rack(struct parser *parser)
 {
     struct mokd_config *config = parser->config;
-    unsigned errors = parser->errors;
     char text[RACK_MAX_TEXT];
 
     if (!parser->seen_rack) {
@@ -105,12 +104,14 @@ void config_check_rack(struct parser *parser)
             config_complain(parser, "[node %s]: has no meaning without [rack]", config->nodes[0].name);
         return;
     }
+    if (parser->errors > 0)
+        return; /* what seems to be missing may be there, with an error in it */
     if (!config->rack.node[0])
         config_complain(parser, "[rack] node: missing, this node's name");
     if (!config->rack.key[0])
         config_complain(parser, "[rack] key: missing, the file of this node's secret key");
     for (size_t i = 0; i < config->rack.n_nodes; i++)
         check_node(parser, &config->nodes[i]);
-    if (parser->errors == errors && rack_config_check(&config->rack, text) < 0)
+    if (parser->errors == 0 && rack_config_check(&config->rack, text) < 0)
         config_complain(parser, "%s", text);
 }
