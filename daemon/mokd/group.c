@@ -175,6 +175,15 @@ static void tell_client(struct mokd_member *member, const struct mokd_error *err
     mokd_session_event(member->session, &event);
 }
 
+/* A rank that leaves in order fails the group for the others too, who are mostly about to do the same. */
+static void log_failure(const struct mokd_group *group, const char *text)
+{
+    char clean[MOKD_TEXT_MAX];
+
+    mok_log(MOK_LOG_INFO, "group", "failed", "group=%u name=%s uid=%u rank=%u error=\"%s\"", group->id, group->name,
+            group->uid, group->fault_rank, mok_log_text(clean, sizeof(clean), text));
+}
+
 /*
  * Tells everyone at once: operations that need the rank end, calls that wait end. `lost` is the device whose worker
  * died, if that is the reason. Ends no session and frees nothing.
@@ -190,6 +199,7 @@ static void group_fail(struct mokd_group *group, uint32_t rank, const struct mok
     group->fault_rank = rank;
     group->lost = lost;
     snprintf(group->failure, sizeof(group->failure), "%s", text);
+    log_failure(group, text);
     for (uint32_t r = 0; r < group->size; r++) {
         struct mokd_member *member = group->member[r];
         if (!member)

@@ -75,7 +75,7 @@ static void session_free(struct mokd_session *session)
 {
     struct mokd_server *server = session->server;
 
-    if (session->id)
+    if (session->id && !(session->resumable && mokd_state_is_frozen(server)))
         mok_log(MOK_LOG_INFO, "session", "closed", "session=%" PRIu64 " ops=%" PRIu64, session->id, session->ops_done);
     TAILQ_REMOVE(&server->sessions, session, link);
     mokd_user_unref(session->user);
@@ -117,6 +117,10 @@ static void log_end(const struct mokd_session *session, int code, const char *te
 
     if (!code) {
         mok_log(MOK_LOG_DEBUG, "session", "client left", "session=%" PRIu64 " pid=%d", session->id, session->peer.pid);
+        return;
+    }
+    if (session->resumable && mokd_state_is_frozen(session->server)) {
+        mok_log(MOK_LOG_INFO, "session", "left to the next mokd", "session=%" PRIu64, session->id);
         return;
     }
     mok_log(session->server->stopping ? MOK_LOG_INFO : MOK_LOG_WARNING, "session", "ended by mokd",

@@ -112,7 +112,8 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
     ret->rows = session->rows;
     ret->weight = session->weight;
     TAILQ_FOREACH(queue, &session->queues, link) {
-        ret->ops_done += queue->ops_done;
+        /* The page is of this moment, what the worker answered maybe a second old. */
+        ret->ops_done += queue->counted.ops > queue->ops_done ? queue->counted.ops : queue->ops_done;
         ret->device_ns += queue->counted.device_ns;
         ret->rows += queue->counted.rows;
         ret->queues++;
