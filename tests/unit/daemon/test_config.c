@@ -415,15 +415,15 @@ static void what_is_wrong_with_a_rack_is_named(void **state)
     expect_refusal(DEVICE "[rack]\nnode = n1\nkey = /k\n", 0, "[rack] node = n1: there is no section [node n1]");
     expect_refusal(DEVICE "[rack]\nnode = n 1\nkey = /k\n", 3, "[rack] node = n 1: must have 1..63");
     expect_refusal(DEVICE "[node n1]\n", 0, "[node n1]: has no meaning without [rack]");
-    expect_refusal(DEVICE RACK "[node n2]\n", 10, "[node n2]: the node is there twice");
+    expect_refusal(DEVICE RACK "[node n2]\n", 11, "[node n2]: the node is there twice");
     expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.3:1\n", 0, "[node n3] public_key: missing");
     expect_refusal(DEVICE RACK "[node n3]\npublic_key = " KEY1 "\n", 0, "[node n3] address: missing");
-    expect_refusal(DEVICE RACK "[node n3]\naddress = host:1\n", 11, "must be an address in numbers and a port");
-    expect_refusal(DEVICE RACK "[node n3]\npublic_key = 12\n", 11, "64 hexadecimal digits");
+    expect_refusal(DEVICE RACK "[node n3]\naddress = host:1\n", 12, "must be an address in numbers and a port");
+    expect_refusal(DEVICE RACK "[node n3]\npublic_key = 12\n", 12, "64 hexadecimal digits");
     expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.1:7117\npublic_key = " KEY2 "\n", 0,
                    "[node n3]: has the name, address or public key of [node n1]");
     expect_refusal(DEVICE "[rack]\nnode = n1\nkey = /k\nheartbeat_ms = 1\n", 5, "must be in 10..60000");
-    expect_refusal(DEVICE RACK "[rack]\n", 10, "the section is there twice");
+    expect_refusal(DEVICE RACK "[rack]\n", 11, "the section is there twice");
 }
 
 int main(void)
