@@ -213,15 +213,16 @@ static int print_jobs(const Mok__StatusReply *status)
     return table_print(&table);
 }
 
-/* Device of each rank; "-" where nobody has joined. */
+/* Device of each rank, "node:device" where a group is on several nodes; "-" where nobody has joined. */
 static void put_ranks(struct table *table, const Mok__GroupInfo *g)
 {
-    char text[512] = "";
+    char text[2048] = "";
     size_t used = 0;
 
     for (size_t i = 0; i < g->n_device && used < sizeof(text); i++) {
-        bool joined = i < g->n_session && g->session[i] != 0;
-        int length = joined ? snprintf(text + used, sizeof(text) - used, "%s%" PRIu32, i ? "," : "", g->device[i])
+        bool joined = i < g->n_session && g->session[i] != 0, elsewhere = i < g->n_node;
+        int length = joined ? snprintf(text + used, sizeof(text) - used, "%s%s%s%" PRIu32, i ? "," : "",
+                                       elsewhere ? g->node[i] : "", elsewhere ? ":" : "", g->device[i])
                             : snprintf(text + used, sizeof(text) - used, "%s-", i ? "," : "");
         used += (size_t)length;
     }
