@@ -20,8 +20,10 @@
 
 #ifdef MOK_EMULATED /* slow, and slower on a busy machine */
 #define PATIENCE 20
+#define TOKENS 100
 #else
 #define PATIENCE 1
+#define TOKENS 600
 #endif
 
 static const struct workload pair = { .hidden = 512,
@@ -29,7 +31,7 @@ static const struct workload pair = { .hidden = 512,
                                       .experts = 8,
                                       .topk = 2,
                                       .ep = 2,
-                                      .max_tokens = 600,
+                                      .max_tokens = TOKENS,
                                       .seed = 2,
                                       .forward_only = true };
 static const struct workload alone = { .hidden = 512,
@@ -37,7 +39,7 @@ static const struct workload alone = { .hidden = 512,
                                        .experts = 8,
                                        .topk = 2,
                                        .ep = 1,
-                                       .max_tokens = 600,
+                                       .max_tokens = TOKENS,
                                        .seed = 2,
                                        .forward_only = true };
 
@@ -49,8 +51,8 @@ static struct actor_script script(const struct stack *stack, const char *group, 
                                   .problem = problem,
                                   .rank = rank,
                                   .device = device,
-                                  .tokens = 600,
-                                  .first_token = 600u * rank,
+                                  .tokens = TOKENS,
+                                  .first_token = TOKENS * rank,
                                   .stop_at = ACTOR_STEPPING };
 }
 
