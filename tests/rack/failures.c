@@ -301,7 +301,11 @@ static void hundreds_of_groups_come_and_go_without_growth(void **state)
             usleep(10000);
         }
         assert_true(now <= descriptors[node] + 4);
+#ifndef MOK_SANITIZED /* which keeps what is freed */
         assert_true(stack_resident_kb(rack->node[node].mokd) <= kb[node] + 4096);
+#else
+        (void)kb;
+#endif
     }
 }
 
