@@ -9,6 +9,7 @@
 #include <cmocka.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,12 +31,19 @@ struct runner {
     const struct workload *problem;
     const char *group;
     uint32_t rank, node, device;
-    int limit; /* steps; 0: until an error */
+    int limit;   /* steps; 0: until an error, or as many as *until */
+    int *until;  /* 0: not known yet; the same for all ranks of a group */
     int steps, code;
     double ended_ms;
     char text[512];
     struct workload_rank state;
 };
+
+static bool is_enough(const struct runner *r)
+{
+    int until = r->until ? __atomic_load_n(r->until, __ATOMIC_ACQUIRE) : 0;
+    return until && r->steps >= until;
+}
 
 static void *run(void *argument)
 {
@@ -43,7 +51,7 @@ static void *run(void *argument)
 
     r->code = workload_open(&r->state, r->problem, r->rank, 48, 48u * r->rank, r->rack->node[r->node].socket, r->group,
                             r->device);
-    while (r->code == 0 && (!r->limit || r->steps < r->limit)) {
+    while (r->code == 0 && (!r->limit || r->steps < r->limit) && !is_enough(r)) {
         r->code = workload_step(&r->state, NULL, NULL);
         __atomic_add_fetch(&r->steps, r->code == 0, __ATOMIC_RELEASE);
     }
@@ -115,20 +123,22 @@ static double bound_of(const struct rack_stack *rack)
 
 /* ---------------------------------------------------------------- daemons */
 
-/* Enough to last from before the loss until after it. */
-#define WELL_STEPS 2000
-
 /* One group over all three nodes, and one over the first two, which must not notice. */
 struct scene {
     struct runner hurt[3], well[2];
+    int until; /* of well */
 };
 
 static void set_scene(struct scene *scene, struct rack_stack *rack)
 {
     for (uint32_t rank = 0; rank < 3; rank++)
         begin(&scene->hurt[rank], rack, &wide, "hurt", rank, rank, 0, 0);
-    for (uint32_t rank = 0; rank < 2; rank++)
-        begin(&scene->well[rank], rack, &narrow, "well", rank, rank, 1, WELL_STEPS);
+    scene->until = 0;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        scene->well[rank] = (struct runner){ .rack = rack, .problem = &narrow, .group = "well", .rank = rank,
+                                             .node = rank, .device = 1, .until = &scene->until };
+        pthread_create(&scene->well[rank].thread, NULL, run, &scene->well[rank]);
+    }
     await_steps(&scene->hurt[0], 3);
     await_steps(&scene->well[0], 3);
 }
@@ -137,7 +147,8 @@ static void end_scene(struct scene *scene, struct rack_stack *rack, const char *
 {
     expect_peer(&scene->hurt[0], says, since_ms, bound_of(rack));
     expect_peer(&scene->hurt[1], says, since_ms, bound_of(rack));
-    print_message("the other group made %d of %d steps by then\n", steps_of(&scene->well[0]), WELL_STEPS);
+    /* Neither rank is more than a step ahead of the other. */
+    __atomic_store_n(&scene->until, steps_of(&scene->well[0]) + 10, __ATOMIC_RELEASE);
     expect_well(&scene->well[0]);
     expect_well(&scene->well[1]);
 }
@@ -168,6 +179,7 @@ static void a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on(voi
     double since = stack_now_ms();
     kill(rack->node[2].mokd, SIGSTOP);
     end_scene(&scene, rack, "rank 2 is gone: node n2 was lost", since);
+    since = stack_now_ms();
     kill(rack->node[2].mokd, SIGCONT);
     expect_peer(&scene.hurt[2], "rank ", since, 30000);
     for (unsigned node = 0; node < 3; node++)
@@ -277,7 +289,7 @@ static void a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes(
 static void hundreds_of_groups_come_and_go_without_growth(void **state)
 {
     struct rack_stack *rack = *state;
-    enum { CYCLES = 150, WARM = 20 };
+    enum { CYCLES = 120, WARM = 20 };
     int descriptors[3];
     long kb[3];
 
@@ -301,7 +313,11 @@ static void hundreds_of_groups_come_and_go_without_growth(void **state)
             usleep(10000);
         }
         assert_true(now <= descriptors[node] + 4);
+#ifndef MOK_SANITIZED /* which keeps what is freed */
         assert_true(stack_resident_kb(rack->node[node].mokd) <= kb[node] + 4096);
+#else
+        (void)kb;
+#endif
     }
 }
 
