@@ -3,13 +3,15 @@
  * Nodes, workers and ranks that go while operations run: the others learn who and where within twice the heartbeat
  * time-out, other groups do not notice, the job forms its group again, and nothing is left behind.
  */
-#include <cmocka.h>
-#include <pthread.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stddef.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
