@@ -13,6 +13,7 @@
 #include "quota.h"
 #include "rack_node.h"
 #include "state.h"
+#include "stats_reply.h"
 #include "status.h"
 #include "timer.h"
 #include "usage.h"
@@ -127,6 +128,9 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
         return true;
     case MOK__REQUEST__BODY_USAGE_QUERY:
         mokd_usage_query(session, request->id, request->usage_query);
+        return true;
+    case MOK__REQUEST__BODY_STATS_QUERY:
+        mokd_stats_query(session, request->id);
         return true;
     case MOK__REQUEST__BODY_DRAIN:
         mokd_drain(session, request->id, request->drain);
