@@ -3,7 +3,7 @@
  * Any bytes as messages of an authenticated peer: refused by name, or a frame that packs and unpacks to itself; and
  * whatever a peer says, what it is to us stays one of four states, and only a loss makes our epoch move. The first byte
  * says how the input is cut into messages, so that a sequence of them reaches the state machine; or, when it is odd,
- * that the rest is the body of one message, of the kind that the second byte chooses among all that there are.
+ * that the rest is the body of one message, of the kind that the next two bytes choose among all that there are.
  */
 #include <string.h>
 
@@ -116,17 +116,16 @@ static void as_zap(const uint8_t *data, size_t size)
     must(strcmp(zap.status, "200") != 0 || count == RACK_ZAP_FRAMES);
 }
 
-/* The n-th kind of body that a frame can have. */
-static const ProtobufCFieldDescriptor *body_kind(uint8_t n)
+/* The n-th of the messages that a message can be one of; NULL: there are none. */
+static const ProtobufCFieldDescriptor *kind_of(const ProtobufCMessageDescriptor *type, uint8_t n)
 {
-    const ProtobufCMessageDescriptor *type = &mok__rack_frame__descriptor;
     const ProtobufCFieldDescriptor *kinds[256];
     unsigned count = 0;
 
     for (unsigned i = 0; i < type->n_fields && count < ARRAY_SIZE(kinds); i++)
-        if (type->fields[i].type == PROTOBUF_C_TYPE_MESSAGE)
+        if (type->fields[i].type == PROTOBUF_C_TYPE_MESSAGE && type->fields[i].flags & PROTOBUF_C_FIELD_FLAG_ONEOF)
             kinds[count++] = &type->fields[i];
-    return kinds[n % count];
+    return count > 0 ? kinds[n % count] : NULL;
 }
 
 static size_t put_varint(uint8_t *to, uint64_t value)
@@ -139,11 +138,22 @@ static size_t put_varint(uint8_t *to, uint64_t value)
     return n;
 }
 
-/* A good head and addresses, and whatever comes as the body. */
-static void one_body(const struct rack_self *self, struct rack_peer *peer, uint8_t kind, const uint8_t *data,
-                     size_t size)
+/* Puts a message that holds these bytes, with space before them. Returns where it begins. */
+static uint8_t *wrap(const ProtobufCFieldDescriptor *kind, uint8_t *bytes, size_t *size)
 {
-    static uint8_t bytes[RACK_MAX_BYTES + 64];
+    uint8_t head[20];
+    size_t used = put_varint(head, (uint64_t)kind->id << 3 | 2);
+
+    used += put_varint(head + used, *size);
+    *size += used;
+    return memcpy(bytes - used, head, used);
+}
+
+/* A good head and addresses, and whatever comes as the body: of one kind, and where that has kinds, of one of those. */
+static void one_body(const struct rack_self *self, struct rack_peer *peer, const uint8_t *data, size_t size)
+{
+    enum { ROOM = 256 };
+    static uint8_t bytes[ROOM + RACK_MAX_BYTES];
     Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
     const uint8_t head[RACK_HEAD_BYTES] = { 'M', 'o', 'K', 'r', 1, 1, 2, 0 };
 
@@ -153,15 +163,21 @@ static void one_body(const struct rack_self *self, struct rack_peer *peer, uint8
     frame.sender_boot.data = peer->boot_id;
     frame.target_boot.data = (uint8_t *)self->boot_id;
     frame.epoch = peer->epoch;
-    memcpy(bytes, head, sizeof(head));
-    size_t used = sizeof(head);
-    used += protobuf_c_message_pack(&frame.base, bytes + used);
-    used += put_varint(bytes + used, (uint64_t)body_kind(kind)->id << 3 | 2);
-    used += put_varint(bytes + used, size);
-    if (used + size > RACK_MAX_BYTES)
+    if (size < 2 || size > RACK_MAX_BYTES - ROOM)
         return;
-    memcpy(bytes + used, data, size);
-    one_message(self, peer, bytes, used + size, 2);
+    const ProtobufCFieldDescriptor *outer = kind_of(&mok__rack_frame__descriptor, data[0]);
+    const ProtobufCFieldDescriptor *inner = kind_of(outer->descriptor, data[1]);
+    size_t total = size - 2;
+    uint8_t *start = memcpy(bytes + ROOM, data + 2, total);
+    if (inner)
+        start = wrap(inner, start, &total);
+    start = wrap(outer, start, &total);
+    size_t packed = protobuf_c_message_get_packed_size(&frame.base);
+    start -= packed;
+    protobuf_c_message_pack(&frame.base, start);
+    start -= sizeof(head);
+    memcpy(start, head, sizeof(head));
+    one_message(self, peer, start, sizeof(head) + packed + total, 2);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -175,7 +191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(self.boot_id, 1, sizeof(self.boot_id));
     rack_peer_init(&peer, "b", "", now_ns);
     if (data[0] & 1) {
-        one_body(&self, &peer, data[1], data + 2, size - 2);
+        one_body(&self, &peer, data + 1, size - 1);
         return 0;
     }
     size_t step = data[0] == 0 ? size : (size_t)data[0] * 4;
