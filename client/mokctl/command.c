@@ -23,6 +23,8 @@ static const struct mokctl_command commands[] = {
     { "top", MOKCTL_NEEDS_MOKD, "once interval", NULL, mokctl_top },
     { "trace", MOKCTL_NEEDS_MOKD, "seconds out", NULL, mokctl_trace },
     { "undrain", MOKCTL_NEEDS_MOKD, "node", "DEVICE", mokctl_undrain },
+    { "doctor", MOKCTL_NEEDS_NOTHING, "config", NULL, mokctl_doctor },
+    { "bundle", MOKCTL_NEEDS_NOTHING, "out config", NULL, mokctl_bundle },
 };
 
 enum {

@@ -52,7 +52,9 @@ void mokd_hello_answer(struct mokd_session *session, uint64_t id, const Mok__Hel
     body.daemon_version = (char *)MOK_BUILD_VERSION;
     body.limits = &limits;
     body.boot_id = (ProtobufCBinaryData){ .len = sizeof(session->server->boot_id), .data = session->server->boot_id };
-    body.mps_pipe = (char *)session->server->config->mps_pipe;
+    /* Of several control daemons BufferAllocReply names the right one. */
+    if (session->server->config->mps == MOKD_MPS_SITE)
+        body.mps_pipe = (char *)session->server->config->mps_pipe;
     if (session->resumable) {
         body.resume_token = (ProtobufCBinaryData){ .len = sizeof(session->token), .data = session->token };
         body.resume_ms = (uint64_t)session->server->config->resume_timeout * 1000u;
