@@ -7,7 +7,8 @@
  *     mok_log(MOK_LOG_ERROR, "config", "unusable", "file=%s error=\"%s\"", path, sentence);
  *
  * gives "2026-01-31T12:00:00.123Z info session: opened session=7 uid=1000". In the journal every key becomes a field
- * MOK_<KEY>. Values with spaces stand between double quotes; use mok_log_text() for text that others wrote.
+ * MOK_<KEY>, the component MOK_COMPONENT; messages that others may rely on have a MESSAGE_ID (message_ids.h). Values with
+ * spaces stand between double quotes; use mok_log_text() for text that others wrote.
  */
 #ifndef MOK_DAEMON_LOG_H
 #define MOK_DAEMON_LOG_H

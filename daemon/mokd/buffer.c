@@ -5,6 +5,8 @@
 
 #include "collective.h"
 #include "group.h"
+#include "rack_groups.h"
+#include "span.h"
 #include "state.h"
 
 /* ------------------------------------------------------------------ the object */
@@ -161,6 +163,39 @@ static void unmap_at_peers(struct mokd_gather *gather, const struct mokd_buffer 
             gather_unmap(gather, buffer, group->member[rank]);
 }
 
+/* A copy of a rank of another node, at the worker of one of ours. */
+static void send_foreign_map(const struct mokd_group *group, const struct mokd_job *job, uint32_t rank, uint64_t bytes,
+                             const struct mokd_member *at, struct mokd_gather *gather)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerBufferMap body = MOK__WORKER_BUFFER_MAP__INIT;
+    int fd = mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->id, rank);
+
+    body.session = at->session->id;
+    body.group = group->id;
+    body.rank = rank;
+    body.buffer = job->id;
+    body.bytes = bytes;
+    request.body_case = MOK__WORKER_REQUEST__BODY_BUFFER_MAP;
+    request.buffer_map = &body;
+    mokd_gather_send(gather, at->device, &request, &fd, 1, MOKD_WORKER_MAP_TIMEOUT_MS, at->rank);
+}
+
+static void send_foreign_unmap(const struct mokd_group *group, uint32_t buffer, uint32_t rank,
+                               const struct mokd_member *at, struct mokd_gather *gather)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerBufferUnmap body = MOK__WORKER_BUFFER_UNMAP__INIT;
+
+    body.session = at->session->id;
+    body.group = group->id;
+    body.rank = rank;
+    body.buffer = buffer;
+    request.body_case = MOK__WORKER_REQUEST__BODY_BUFFER_UNMAP;
+    request.buffer_unmap = &body;
+    mokd_gather_send(gather, at->device, &request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, at->rank);
+}
+
 /* ------------------------------------------------------------------ private */
 
 static void private_fail(struct mokd_buffer *buffer, const struct mokd_error *error)
@@ -248,15 +283,17 @@ void mokd_buffer_alloc(struct mokd_session *session, uint64_t id, const Mok__Buf
 
 /* ------------------------------------------------------------------ symmetric */
 
-/* One allocation by all ranks; entries by rank. */
+/* One allocation by all ranks; entries by rank, those of other nodes empty. */
 struct symmetric {
     struct mokd_gather gather;
     struct mokd_group *group;
+    struct mokd_job job;
     struct mokd_error error;
+    uint64_t bytes;
     uint32_t size;
     struct {
         struct mokd_call call;
-        struct mokd_buffer *buffer;
+        struct mokd_buffer *buffer; /* NULL: of another node */
     } rank[];
 };
 
@@ -264,7 +301,11 @@ static void symmetric_end(struct symmetric *job)
 {
     struct mokd_group *group = job->group;
 
+    if (job->error.code < 0)
+        mokd_span_settle(group, job->job.id, false);
     for (uint32_t r = 0; r < job->size; r++) {
+        if (!job->rank[r].call.session)
+            continue;
         if (job->error.code == 0) {
             hand_out(job->rank[r].buffer, &job->rank[r].call);
             continue;
@@ -287,73 +328,128 @@ static void symmetric_undone(struct mokd_gather *gather)
 /* Some worker may have mapped some copy: all drop all. */
 static void symmetric_undo(struct symmetric *job)
 {
+    const struct mokd_group *group = job->group;
+
     mokd_gather_begin(&job->gather, symmetric_undone);
-    for (uint32_t at = 0; at < job->size; at++)
-        for (uint32_t r = 0; r < job->size; r++)
-            gather_unmap(&job->gather, job->rank[r].buffer, job->group->member[at]);
+    for (uint32_t at = 0; at < job->size; at++) {
+        for (uint32_t r = 0; group->member[at] && r < job->size; r++) {
+            if (job->rank[r].buffer)
+                gather_unmap(&job->gather, job->rank[r].buffer, group->member[at]);
+            else
+                send_foreign_unmap(group, job->job.id, r, group->member[at], &job->gather);
+        }
+    }
     mokd_gather_end(&job->gather);
 }
 
-static void symmetric_mapped(struct mokd_gather *gather)
+/* Mapped here and everywhere, or not to be. */
+static void symmetric_verdict(void *cookie, const struct mokd_error *error)
 {
-    struct symmetric *job = mokd_container_of(gather, struct symmetric, gather);
+    struct symmetric *job = cookie;
 
-    if (gather->first.code < 0)
-        mokd_error_set(&job->error, gather->first.code, "buffer on device %s of rank %u: %.300s",
-                       job->group->member[gather->first_tag]->device->config->name, gather->first_tag,
-                       gather->first.text);
-    else if (job->group->state == MOKD_GROUP_FAILED)
-        mokd_member_failure(job->group->member[0], &job->error);
-    if (job->error.code < 0)
+    job->error = *error;
+    if (error->code < 0)
         symmetric_undo(job);
     else
         symmetric_end(job);
 }
 
-static void symmetric_filled(void *cookie, const struct mokd_error *error)
+/* What cannot be made here is nowhere made; no worker has heard of it. */
+static void symmetric_unmade(void *cookie, const struct mokd_error *error)
 {
     struct symmetric *job = cookie;
 
+    job->error = *error;
+    symmetric_end(job);
+}
+
+static void symmetric_mapped(struct mokd_gather *gather)
+{
+    struct symmetric *job = mokd_container_of(gather, struct symmetric, gather);
+    struct mokd_error error = { 0 };
+
+    if (gather->first.code < 0)
+        mokd_error_set(&error, gather->first.code, "buffer on device %s of rank %u: %.300s",
+                       job->group->member[gather->first_tag]->device->config->name, gather->first_tag,
+                       gather->first.text);
+    else if (job->group->state == MOKD_GROUP_FAILED)
+        mokd_error_set(&error, -MOK_EPEER, "%s", job->group->failure); /* each is told his own reason */
+    mokd_span_prepared(job->group, job->job.index, &error, gather->first_tag, symmetric_verdict, job);
+}
+
+static void symmetric_exchanged(void *cookie, const struct mokd_error *error)
+{
+    struct symmetric *job = cookie;
+    const struct mokd_group *group = job->group;
+
     if (error->code < 0) {
-        job->error = *error;
-        symmetric_end(job);
+        mokd_span_prepared(job->group, job->job.index, error, 0, symmetric_unmade, job);
         return;
     }
     mokd_gather_begin(&job->gather, symmetric_mapped);
     for (uint32_t at = 0; at < job->size; at++) {
-        struct mokd_member *member = job->group->member[at];
-        for (uint32_t r = 0; r < job->size; r++)
-            mokd_buffer_send_map(job->rank[r].buffer, member, &job->gather);
+        struct mokd_member *member = group->member[at];
+        for (uint32_t r = 0; member && r < job->size; r++) {
+            if (job->rank[r].buffer)
+                mokd_buffer_send_map(job->rank[r].buffer, member, &job->gather);
+            else
+                send_foreign_map(group, &job->job, r, job->bytes, member, &job->gather);
+        }
     }
+    mokd_span_settle(job->group, job->job.id, true); /* from now on their owners may have them unmapped */
     mokd_gather_end(&job->gather);
 }
 
-static int symmetric_charge(struct symmetric *job, uint32_t rank, uint32_t id, uint64_t bytes, struct mokd_error *error)
+static void symmetric_filled(void *cookie, const struct mokd_error *error)
+{
+    struct symmetric *job = cookie;
+    int fds[MOK_MAX_EP];
+
+    if (error->code < 0) {
+        mokd_span_prepared(job->group, job->job.index, error, 0, symmetric_unmade, job);
+        return;
+    }
+    for (uint32_t r = 0; r < job->size; r++)
+        fds[r] = job->rank[r].buffer ? job->rank[r].buffer->storage->fd : -1;
+    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->job.id, fds, job->bytes, symmetric_exchanged,
+                       job);
+}
+
+static int symmetric_charge(struct symmetric *job, uint32_t rank, struct mokd_error *error)
 {
     struct mokd_member *member = job->group->member[rank];
 
-    return buffer_new(member->session, member->device, member, id, bytes, &job->rank[rank].buffer, error);
+    return buffer_new(member->session, member->device, member, job->job.id, job->bytes, &job->rank[rank].buffer, error);
 }
 
-static int symmetric_begin(struct symmetric *job, uint64_t bytes)
+static int symmetric_begin(struct symmetric *job, struct mokd_error *error)
 {
-    struct mokd_server *server = job->group->server;
-    struct mokd_error error = { 0 };
+    struct mokd_error why = { 0 };
     _cleanup_free_ struct mokd_storage **list = calloc(job->size, sizeof(*list));
-    uint32_t id = mokd_server_next_id(server);
+    size_t count = 0;
 
     if (!list)
-        return mokd_error_set(&job->error, -MOK_ENOMEM, "mokd is out of memory");
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     for (uint32_t r = 0; r < job->size; r++) {
-        if (symmetric_charge(job, r, id, bytes, &error) < 0)
-            return mokd_error_set(&job->error, error.code, "rank %u: %.400s", r, error.text);
-        list[r] = job->rank[r].buffer->storage;
+        if (!job->rank[r].call.session)
+            continue;
+        if (symmetric_charge(job, r, &why) < 0)
+            return mokd_error_set(error, why.code, "rank %u: %.400s", r, why.text);
+        list[count++] = job->rank[r].buffer->storage;
     }
-    int r = mokd_storage_fill(list, job->size, symmetric_filled, job);
-    return r < 0 ? mokd_error_set(&job->error, r, "mokd is out of memory") : 0;
+    int r = mokd_storage_fill(list, count, symmetric_filled, job);
+    return r < 0 ? mokd_error_set(error, r, "mokd is out of memory") : 0;
 }
 
-void mokd_symmetric_alloc(struct mokd_group *group, struct mokd_call *calls, uint64_t bytes)
+/* So little is left that not even that can be kept. */
+static void forget_job(struct mokd_group *group, const struct mokd_error *error)
+{
+    if (group->span)
+        mokd_group_fail(group, 0, error->text);
+}
+
+void mokd_symmetric_alloc(struct mokd_group *group, const struct mokd_job *what, struct mokd_call *calls,
+                          uint64_t bytes)
 {
     struct symmetric *job = calloc(1, sizeof(*job) + group->size * sizeof(job->rank[0]));
     struct mokd_error error = { 0 };
@@ -361,16 +457,20 @@ void mokd_symmetric_alloc(struct mokd_group *group, struct mokd_call *calls, uin
     if (!job) {
         mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
         for (uint32_t r = 0; r < group->size; r++)
-            mokd_call_fail(&calls[r], &error);
+            if (calls[r].session)
+                mokd_call_fail(&calls[r], &error);
+        forget_job(group, &error);
         return;
     }
     job->group = group;
+    job->job = *what;
+    job->bytes = bytes;
     job->size = group->size;
     for (uint32_t r = 0; r < group->size; r++)
         job->rank[r].call = calls[r];
     mokd_group_run_begin(group);
-    if (symmetric_begin(job, bytes) < 0)
-        symmetric_end(job);
+    if (symmetric_begin(job, &error) < 0)
+        mokd_span_prepared(group, what->index, &error, 0, symmetric_unmade, job);
 }
 
 /* ------------------------------------------------------------------ freeing */
@@ -380,8 +480,10 @@ static void freed(struct mokd_gather *gather);
 static void free_at_peers(struct mokd_buffer *buffer)
 {
     mokd_gather_begin(&buffer->gather, freed);
-    if (buffer->member)
+    if (buffer->member) {
         unmap_at_peers(&buffer->gather, buffer);
+        mokd_rack_drop(buffer->member->group, buffer->member->rank, buffer->id, &buffer->gather);
+    }
     mokd_gather_end(&buffer->gather);
 }
 
@@ -452,6 +554,23 @@ void mokd_member_buffers_unmap(struct mokd_member *member, struct mokd_gather *g
 
     TAILQ_FOREACH(buffer, &member->buffers, member_link)
         unmap_at_peers(gather, buffer);
+    if (!TAILQ_EMPTY(&member->buffers))
+        mokd_rack_drop(member->group, member->rank, 0, gather);
+}
+
+void mokd_foreign_buffers_unmap(struct mokd_group *group, uint32_t rank, uint32_t buffer, struct mokd_gather *gather)
+{
+    struct mokd_foreign *foreign, *next;
+
+    for (foreign = TAILQ_FIRST(&group->span->foreign); foreign; foreign = next) {
+        next = TAILQ_NEXT(foreign, link);
+        if (!foreign->mapped || foreign->rank != rank || (buffer && foreign->object != buffer))
+            continue;
+        for (uint32_t at = 0; at < group->size; at++)
+            if (group->member[at] && group->member[at]->opened && !group->member[at]->going)
+                send_foreign_unmap(group, foreign->object, rank, group->member[at], gather);
+        mokd_span_forget_foreign(group, foreign);
+    }
 }
 
 void mokd_member_buffers_release(struct mokd_member *member)

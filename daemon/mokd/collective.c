@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "buffer.h"
+#include "rack_groups.h"
 #include "timer.h"
 
 struct entry {
@@ -124,29 +125,34 @@ static int compare(const struct mokd_collective *collective, struct mokd_error *
 
 /* ------------------------------------------------------------------ calling */
 
-static void run(struct mokd_collective *collective)
+/* All ranks agree; calls of other nodes' ranks are theirs to answer. `object` is the new thing's id. */
+static void run(struct mokd_collective *collective, uint32_t object)
 {
     struct mokd_group *group = collective->group;
     struct mokd_call calls[MOK_MAX_EP];
     struct mok_layer_spec specs[MOK_MAX_EP];
-    uint32_t kind = collective->entry[0].params.kind;
-    uint64_t bytes = collective->entry[0].params.bytes;
+    struct mokd_job job = { .index = collective->index + 1, .id = object };
+    uint32_t first = 0;
 
+    while (first + 1 < group->size && !collective->entry[first].arrived)
+        first++;
+    uint32_t kind = collective->entry[first].params.kind;
+    uint64_t bytes = collective->entry[first].params.bytes;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         calls[rank] = collective->entry[rank].call;
         specs[rank] = collective->entry[rank].params.spec;
     }
     collective_free(collective);
     if (kind == GROUP_ALLOC)
-        mokd_symmetric_alloc(group, calls, bytes);
+        mokd_symmetric_alloc(group, &job, calls, bytes);
     else
-        mokd_layer_make(group, calls, specs);
+        mokd_layer_make(group, &job, calls, specs);
 }
 
 static void all_called(struct mokd_collective *collective)
 {
     if (collective->failure.code == 0 && compare(collective, &collective->failure) == 0) {
-        run(collective);
+        run(collective, mokd_server_next_id(collective->group->server));
         return;
     }
     fail_waiting(collective);
@@ -159,7 +165,7 @@ static int arrive(struct mokd_member *member, uint64_t timeout_ms, struct mokd_c
     if (!collective)
         return -MOK_ENOMEM;
     struct entry *entry = &collective->entry[member->rank];
-    if (timeout_ms > 0) {
+    if (timeout_ms > 0 && !member->group->span) { /* else the lead counts it */
         entry->timeout_ms = timeout_ms;
         entry->deadline = mokd_timer_start(&member->group->server->loop, timeout_ms, overdue, entry);
         if (!entry->deadline)
@@ -167,6 +173,50 @@ static int arrive(struct mokd_member *member, uint64_t timeout_ms, struct mokd_c
     }
     *ret = collective;
     return 0;
+}
+
+static void ask_lead(struct mokd_member *member, struct mokd_collective *collective, const struct group_params *params,
+                     uint64_t timeout_ms)
+{
+    struct entry *entry = &collective->entry[member->rank];
+    struct mokd_error error;
+
+    int r = mokd_rack_call(member, collective->index, params, timeout_ms);
+    if (r == 0 || !entry->call.session)
+        return;
+    mokd_error_set(&error, r, "group %s: the lead of its ranks cannot be asked", member->group->name);
+    mokd_call_fail(&entry->call, &error);
+}
+
+static struct mokd_collective *find(const struct mokd_group *group, uint64_t index)
+{
+    struct mokd_collective *collective;
+
+    TAILQ_FOREACH(collective, &group->collectives, link)
+        if (collective->index + 1 == index)
+            return collective;
+    return NULL;
+}
+
+void mokd_collective_prepare(struct mokd_group *group, uint64_t index, uint32_t object)
+{
+    struct mokd_collective *collective = find(group, index);
+
+    if (collective)
+        run(collective, object);
+}
+
+bool mokd_collective_refuse(struct mokd_group *group, uint64_t index, const struct mokd_error *error)
+{
+    struct mokd_collective *collective = find(group, index);
+
+    if (!collective)
+        return false;
+    collective->failure = *error;
+    fail_waiting(collective);
+    if (collective->arrived == group->joined)
+        collective_free(collective);
+    return true;
 }
 
 void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct group_params *params,
@@ -186,7 +236,9 @@ void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct 
     entry->params = *params;
     entry->arrived = true;
     collective->arrived++;
-    if (collective->arrived == member->group->size)
+    if (member->group->span)
+        ask_lead(member, collective, params, timeout_ms);
+    else if (collective->arrived == member->group->size)
         all_called(collective);
     else if (collective->failure.code < 0)
         fail_waiting(collective);

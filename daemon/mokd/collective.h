@@ -15,6 +15,11 @@
 void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct group_params *params,
                           uint64_t timeout_ms);
 
+/* The lead of a group with ranks on other nodes says (index: 1, 2, ...): all ranks agree, make `object`. */
+void mokd_collective_prepare(struct mokd_group *group, uint64_t index, uint32_t object);
+/* Or that they do not. False: it is under way here. */
+bool mokd_collective_refuse(struct mokd_group *group, uint64_t index, const struct mokd_error *error);
+
 /* The group has failed: ends the calls that wait. */
 void mokd_collectives_abort(struct mokd_group *group);
 

@@ -11,6 +11,8 @@
 #include "kernels/dispatch.h"
 #include "memory.h"
 #include "names.h"
+#include "rack_groups.h"
+#include "span.h"
 #include "state.h"
 
 #define DESCRIBE_BYTES 16384
@@ -161,6 +163,9 @@ static int find_anywhere(const struct mokd_server *server, const Mok__LayerDescr
                                       group->size);
             if (!layer->part[request->rank].open)
                 return mokd_error_set(error, -MOK_ENOENT, "rank = %u: it has left layer %u", request->rank, layer->id);
+            if (!mokd_span_is_here(group, request->rank))
+                return mokd_error_set(error, -MOK_ENOENT, "rank = %u: it is on node %s, whose mokd knows its plan",
+                                      request->rank, mokd_span_node(group, request->rank));
             *ret_layer = layer;
             *ret_member = group->member[request->rank];
             return 0;
@@ -219,9 +224,11 @@ static void layer_free(struct mokd_layer *layer)
     free(layer);
 }
 
-void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
+/* Of any node's rank. */
+static void part_gone(struct mokd_layer *layer, uint32_t rank)
 {
-    struct mokd_layer_part *part = &layer->part[member->rank];
+    struct mokd_layer_part *part = &layer->part[rank];
+    const struct mokd_member *member = layer->group->member[rank];
 
     if (!part->open)
         return;
@@ -230,11 +237,43 @@ void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
     part->private_memory = NULL;
     part->open = false;
     part->busy = false;
-    member->session->n_layers--;
+    if (member)
+        member->session->n_layers--;
     part_uncount(part);
     mokd_state_touch(layer->group->server);
     if (--layer->open_parts == 0)
         layer_free(layer);
+}
+
+void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
+{
+    part_gone(layer, member->rank);
+}
+
+/* One that is being made has no open part yet, or some of ours. */
+static bool is_forsaken(const struct mokd_layer *layer)
+{
+    for (uint32_t rank = 0; rank < layer->group->size; rank++)
+        if (layer->part[rank].open && mokd_span_is_here(layer->group, rank))
+            return false;
+    return layer->open_parts > 0;
+}
+
+void mokd_layers_forsake(struct mokd_group *group)
+{
+    struct mokd_layer *layer, *next;
+
+    for (layer = TAILQ_FIRST(&group->layers); layer; layer = next) {
+        next = TAILQ_NEXT(layer, link);
+        if (!is_forsaken(layer))
+            continue;
+        for (uint32_t rank = 0, left = layer->open_parts; left > 0; rank++) {
+            if (!layer->part[rank].open)
+                continue;
+            left--; /* the last one takes the layer with it */
+            part_gone(layer, rank);
+        }
+    }
 }
 
 void mokd_member_layers_gone(struct mokd_member *member)
@@ -245,6 +284,7 @@ void mokd_member_layers_gone(struct mokd_member *member)
         next = TAILQ_NEXT(layer, link);
         mokd_layer_part_gone(layer, member);
     }
+    mokd_layers_forsake(member->group);
 }
 
 /* ------------------------------------------------------------------ creating */
@@ -254,8 +294,9 @@ struct making {
     struct mokd_gather gather;
     struct mokd_group *group;
     struct mokd_layer *layer;
+    struct mokd_job job;
     struct mokd_error error;
-    struct mokd_call call[];
+    struct mokd_call call[]; /* none where the rank is on another node */
 };
 
 static void answer_made(struct making *job, uint32_t rank)
@@ -283,7 +324,8 @@ static void making_end(struct making *job)
         job->layer->ready = true;
         mokd_state_touch(group->server);
         for (uint32_t rank = 0; rank < group->size; rank++)
-            answer_made(job, rank);
+            if (job->call[rank].session)
+                answer_made(job, rank);
     }
     for (uint32_t rank = 0; rank < group->size; rank++) {
         if (!job->call[rank].session)
@@ -292,6 +334,7 @@ static void making_end(struct making *job)
             mokd_member_failure(group->member[rank], &job->error);
         mokd_call_fail(&job->call[rank], &job->error);
     }
+    mokd_span_settle(group, job->job.id, false);
     free(job);
     mokd_group_run_end(group);
 }
@@ -299,10 +342,13 @@ static void making_end(struct making *job)
 static void unmade(struct mokd_gather *gather)
 {
     struct making *job = mokd_container_of(gather, struct making, gather);
-    struct mokd_group *group = job->group;
 
-    for (uint32_t rank = 0; rank < group->size; rank++)
-        mokd_layer_part_gone(job->layer, group->member[rank]);
+    for (uint32_t rank = 0, left = job->layer->open_parts; left > 0; rank++) {
+        if (!job->layer->part[rank].open)
+            continue;
+        left--; /* the last one takes the layer with it */
+        part_gone(job->layer, rank);
+    }
     making_end(job);
 }
 
@@ -322,6 +368,8 @@ static void unmake(struct making *job)
 
     mokd_gather_begin(&job->gather, unmade);
     for (uint32_t rank = 0; rank < job->group->size; rank++) {
+        if (!job->group->member[rank])
+            continue;
         close_message(job->layer, &request, &body);
         mokd_gather_send(&job->gather, job->group->member[rank]->device, &request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS,
                          rank);
@@ -329,18 +377,39 @@ static void unmake(struct making *job)
     mokd_gather_end(&job->gather);
 }
 
-static void opened(struct mokd_gather *gather)
+/* Open here and everywhere, or not to be. */
+static void making_verdict(void *cookie, const struct mokd_error *error)
 {
-    struct making *job = mokd_container_of(gather, struct making, gather);
+    struct making *job = cookie;
 
-    if (gather->first.code < 0)
-        mokd_error_set(&job->error, gather->first.code, "rank %u: %.400s", gather->first_tag, gather->first.text);
-    else if (job->group->state == MOKD_GROUP_FAILED)
-        mokd_member_failure(job->group->member[0], &job->error);
-    if (job->error.code < 0)
+    job->error = *error;
+    if (error->code < 0)
         unmake(job);
     else
         making_end(job);
+}
+
+/* What cannot be made here is nowhere made; no worker has heard of it. */
+static void making_failed(void *cookie, const struct mokd_error *error)
+{
+    struct making *job = cookie;
+
+    job->error = *error;
+    if (job->layer)
+        layer_free(job->layer);
+    making_end(job);
+}
+
+static void opened(struct mokd_gather *gather)
+{
+    struct making *job = mokd_container_of(gather, struct making, gather);
+    struct mokd_error error = { 0 };
+
+    if (gather->first.code < 0)
+        mokd_error_set(&error, gather->first.code, "rank %u: %.400s", gather->first_tag, gather->first.text);
+    else if (job->group->state == MOKD_GROUP_FAILED)
+        mokd_error_set(&error, -MOK_EPEER, "%s", job->group->failure); /* each is told his own reason */
+    mokd_span_prepared(job->group, job->job.index, &error, gather->first_tag, making_verdict, job);
 }
 
 void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct mokd_gather *gather)
@@ -355,9 +424,10 @@ void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct 
     Mok__LayerMemory memory;
     int fds[MOK_MAX_EP + 2];
 
-    fds[0] = layer->flags_fd;
+    fds[0] = layer->flags_fd >= 0 ? layer->flags_fd : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_FLAGS, layer->id, 0);
     for (uint32_t r = 0; r < group->size; r++)
-        fds[1 + r] = layer->part[r].symmetric->fd;
+        fds[1 + r] = layer->part[r].symmetric ? layer->part[r].symmetric->fd
+                                              : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, r);
     fds[1 + group->size] = part->private_memory->fd;
     mokd_layer_spec_message(&part->plan.spec, &spec);
     mokd_layer_memory_message(&part->plan, &memory);
@@ -372,27 +442,58 @@ void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct 
     mokd_gather_send(gather, member->device, &request, fds, group->size + 2, MOKD_WORKER_MAP_TIMEOUT_MS, rank);
 }
 
-/* From here on the parts count as open, whatever comes of it. */
-static void filled(void *cookie, const struct mokd_error *error)
+/* The memory of all ranks is here. From now on the parts count as open, whatever comes of it. */
+static void workspaces_came(void *cookie, const struct mokd_error *error)
 {
     struct making *job = cookie;
     struct mokd_group *group = job->group;
 
     if (error->code < 0) {
-        job->error = *error;
-        layer_free(job->layer);
-        making_end(job);
+        mokd_span_prepared(group, job->job.index, error, 0, making_failed, job);
         return;
     }
     job->layer->open_parts = group->size;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         job->layer->part[rank].open = true;
-        group->member[rank]->session->n_layers++;
+        if (group->member[rank])
+            group->member[rank]->session->n_layers++;
     }
     mokd_gather_begin(&job->gather, opened);
     for (uint32_t rank = 0; rank < group->size; rank++)
-        mokd_layer_send_open(job->layer, rank, &job->gather);
+        if (group->member[rank])
+            mokd_layer_send_open(job->layer, rank, &job->gather);
     mokd_gather_end(&job->gather);
+}
+
+static void flags_came(void *cookie, const struct mokd_error *error)
+{
+    struct making *job = cookie;
+    const struct mokd_layer *layer = job->layer;
+    uint64_t bytes = 0;
+    int fds[MOK_MAX_EP];
+
+    if (error->code < 0) {
+        mokd_span_prepared(job->group, job->job.index, error, 0, making_failed, job);
+        return;
+    }
+    for (uint32_t rank = 0; rank < job->group->size; rank++) {
+        fds[rank] = layer->part[rank].symmetric ? layer->part[rank].symmetric->fd : -1;
+        if (layer->part[rank].symmetric)
+            bytes = layer->part[rank].symmetric->bytes;
+    }
+    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, fds, bytes, workspaces_came, job);
+}
+
+/* The ranks' flags come from the node of rank 0. */
+static void filled(void *cookie, const struct mokd_error *error)
+{
+    struct making *job = cookie;
+
+    if (error->code < 0)
+        mokd_span_prepared(job->group, job->job.index, error, 0, making_failed, job);
+    else
+        mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_FLAGS, job->layer->id, &job->layer->flags_fd,
+                           (uint64_t)job->group->size * MOK_FLAGS_BYTES, flags_came, job);
 }
 
 static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mok_layer_spec *spec,
@@ -433,37 +534,38 @@ int mokd_layer_prepare(struct mokd_layer *layer, const struct mok_layer_spec *sp
     const struct mokd_group *group = layer->group;
     struct mokd_error why = { 0 };
     _cleanup_free_ struct mokd_storage **list = calloc(2 * (size_t)group->size, sizeof(*list));
+    size_t count = 0;
 
     if (!list)
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
-    int r = mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd);
+    int r = group->member[0]
+                ? mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd)
+                : 0;
     if (r < 0)
         return mokd_error_set(error, r, "layer: the machine does not give memory for its flags: %s", mok_error_text(r));
     for (uint32_t rank = 0; rank < group->size; rank++) {
+        if (!group->member[rank])
+            continue;
         r = prepare_part(layer, rank, &specs[rank], &why);
         if (r < 0)
             return mokd_error_set(error, r, "rank %u: %.400s", rank, why.text);
-        list[2 * rank] = layer->part[rank].symmetric;
-        list[2 * rank + 1] = layer->part[rank].private_memory;
+        list[count++] = layer->part[rank].symmetric;
+        list[count++] = layer->part[rank].private_memory;
     }
-    r = mokd_storage_fill(list, 2 * (size_t)group->size, done, cookie);
+    r = mokd_storage_fill(list, count, done, cookie);
     return r < 0 ? mokd_error_set(error, r, "mokd is out of memory") : 0;
 }
 
-static int making_begin(struct making *job, const struct mok_layer_spec *specs)
+static int making_begin(struct making *job, const struct mok_layer_spec *specs, struct mokd_error *error)
 {
-    struct mokd_group *group = job->group;
-
-    job->layer = mokd_layer_new(group, mokd_server_next_id(group->server));
+    job->layer = mokd_layer_new(job->group, job->job.id);
     if (!job->layer)
-        return mokd_error_set(&job->error, -MOK_ENOMEM, "mokd is out of memory");
-    int r = mokd_layer_prepare(job->layer, specs, filled, job, &job->error);
-    if (r < 0)
-        layer_free(job->layer);
-    return r;
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    return mokd_layer_prepare(job->layer, specs, filled, job, error);
 }
 
-void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const struct mok_layer_spec *specs)
+void mokd_layer_make(struct mokd_group *group, const struct mokd_job *what, struct mokd_call *calls,
+                     const struct mok_layer_spec *specs)
 {
     struct making *job = calloc(1, sizeof(*job) + group->size * sizeof(job->call[0]));
     struct mokd_error error = { 0 };
@@ -471,14 +573,18 @@ void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const st
     if (!job) {
         mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
         for (uint32_t rank = 0; rank < group->size; rank++)
-            mokd_call_fail(&calls[rank], &error);
+            if (calls[rank].session)
+                mokd_call_fail(&calls[rank], &error);
+        if (group->span) /* not even that can be told in order */
+            mokd_group_fail(group, 0, error.text);
         return;
     }
     job->group = group;
+    job->job = *what;
     memcpy(job->call, calls, group->size * sizeof(job->call[0]));
     mokd_group_run_begin(group);
-    if (making_begin(job, specs) < 0)
-        making_end(job);
+    if (making_begin(job, specs, &error) < 0)
+        mokd_span_prepared(group, what->index, &error, 0, making_failed, job);
 }
 
 /* What is wrong with a rank's own call is its own affair and no call at all; only sound ones are matched. */
@@ -634,13 +740,15 @@ void mokd_layer_send_bind(const struct mokd_layer *layer, uint32_t rank, struct 
 /* The other ranks' operations of the layer that still need this one will never get it. */
 static void tell_destroyed(const struct mokd_layer *layer, uint32_t rank)
 {
-    char text[64];
+    const char *node = mokd_span_node(layer->group, rank);
+    char text[128];
 
-    snprintf(text, sizeof(text), "rank %u destroyed the layer", rank);
+    snprintf(text, sizeof(text), "rank %u%s%s%s destroyed the layer", rank, node[0] ? " (node " : "", node,
+             node[0] ? ")" : "");
     for (uint32_t other = 0; other < layer->group->size; other++) {
         Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
         Mok__WorkerLayerFail body = MOK__WORKER_LAYER_FAIL__INIT;
-        if (other == rank || !layer->part[other].open)
+        if (other == rank || !layer->part[other].open || !layer->group->member[other])
             continue;
         body.layer = layer->id;
         body.code = -MOK_EPEER;
@@ -664,9 +772,23 @@ static void destroyed(void *cookie, uint32_t tag, const struct mokd_answer *answ
         mokd_error_set(&error, answer->code, "layer = %u: %s", change->layer->id, answer->text);
     } else {
         tell_destroyed(change->layer, change->member->rank);
+        mokd_rack_layer_gone(change->layer->group, change->layer->id, change->member->rank);
         mokd_layer_part_gone(change->layer, change->member);
     }
     change_end(change, &error);
+}
+
+void mokd_layer_part_gone_elsewhere(struct mokd_group *group, uint32_t id, uint32_t rank)
+{
+    struct mokd_layer *layer;
+
+    TAILQ_FOREACH(layer, &group->layers, link)
+        if (layer->id == id)
+            break;
+    if (!layer || rank >= group->size || !layer->part[rank].open || mokd_span_is_here(group, rank))
+        return;
+    tell_destroyed(layer, rank);
+    part_gone(layer, rank);
 }
 
 void mokd_layer_destroy(struct mokd_session *session, uint64_t id, const Mok__LayerDestroy *request)

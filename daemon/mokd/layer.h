@@ -22,7 +22,7 @@ struct mokd_region {
 };
 
 struct mokd_layer_part {
-    bool open; /* at its worker, or will be once its group has been restored */
+    bool open; /* at its worker, or will be once its group has been restored; or on another node */
     bool busy; /* a bind or a close is under way */
     struct mokd_user *charged; /* for the layer */
     struct mok_plan plan;
@@ -57,8 +57,13 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
 void mokd_layer_destroy(struct mokd_session *session, uint64_t id, const Mok__LayerDestroy *request);
 void mokd_layer_describe(struct mokd_session *session, uint64_t id, const Mok__LayerDescribe *request);
 
-/* All ranks of `group` have asked for a layer: takes over their calls, in rank order, and answers them. */
-void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const struct mok_layer_spec *specs);
+/* All ranks of `group` have asked for a layer: takes over the calls of those here, in rank order, and answers them. */
+void mokd_layer_make(struct mokd_group *group, const struct mokd_job *job, struct mokd_call *calls,
+                     const struct mok_layer_spec *specs);
+/* A rank of another node has destroyed its part. */
+void mokd_layer_part_gone_elsewhere(struct mokd_group *group, uint32_t layer, uint32_t rank);
+/* The group has failed: layers of which only other nodes have parts are of no use any more. */
+void mokd_layers_forsake(struct mokd_group *group);
 
 /* The worker has dropped the rank's part of every layer of the group. */
 void mokd_member_layers_gone(struct mokd_member *member);

@@ -6,12 +6,11 @@
 
 #include "names.h"
 #include "rack/rack.h"
+#include "rack_groups.h"
 #include "session.h"
 
 /* An answer and its envelope stay within one packet. */
 #define ANSWER_BYTES (MOK_WIRE_MAX_BYTES - 4096u)
-
-static const struct rack_handlers handlers = { 0 };
 
 int mokd_rack_start(struct mokd_server *server, struct mokd_error *error)
 {
@@ -19,7 +18,7 @@ int mokd_rack_start(struct mokd_server *server, struct mokd_error *error)
 
     if (!server->config->rack.node[0])
         return 0;
-    int r = rack_start(&server->loop, &server->config->rack, server->boot_id, &handlers, server, &server->rack, text);
+    int r = rack_start(&server->loop, &server->config->rack, server->boot_id, &mokd_rack_groups_handlers, server, &server->rack, text);
     return r < 0 ? mokd_error_set(error, r, "%s", text) : 0;
 }
 

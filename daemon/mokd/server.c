@@ -18,6 +18,7 @@
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
+#include "rack_groups.h"
 #include "rack_node.h"
 #include "recent.h"
 #include "reload.h"
@@ -33,7 +34,7 @@
 
 /* ------------------------------------------------------------------ ids */
 
-static bool id_is_taken(const struct mokd_server *server, uint32_t id)
+bool mokd_server_id_is_taken(const struct mokd_server *server, uint32_t id)
 {
     const struct mokd_session *session;
     const struct mokd_queue *queue;
@@ -62,11 +63,11 @@ static bool id_is_taken(const struct mokd_server *server, uint32_t id)
 uint32_t mokd_server_next_id(struct mokd_server *server)
 {
     do {
-        if (++server->last_id == 0) {
+        if (++server->last_id >= GROUP_ID_FLAG) { /* from there on they are the rack's */
             server->ids_wrapped = true;
             server->last_id = 1;
         }
-    } while (server->ids_wrapped && id_is_taken(server, server->last_id));
+    } while (server->ids_wrapped && mokd_server_id_is_taken(server, server->last_id));
     return server->last_id;
 }
 
@@ -77,6 +78,7 @@ static void close_handles(struct mokd_server *server)
     server->handles_closed = true;
     mokd_usage_stop(server);
     mokd_timer_cancel(&server->stop_deadline);
+    mokd_rack_groups_stop(server);
     mokd_rack_stop(server);
     mokd_service_close(server->service);
     server->service = NULL;
@@ -336,6 +338,8 @@ static int start(struct mokd_server *server)
         r = mokd_http_open(server, &server->http, &error);
     if (r == 0)
         r = mokd_rack_start(server, &error);
+    if (r == 0)
+        r = mokd_rack_groups_start(server, &error);
     if (r == 0)
         r = make_devices(server, worker, &error);
     if (r == 0) {

@@ -38,6 +38,7 @@ struct mokd_usage;
 struct mokd_user;
 struct mokd_pool;
 struct rack;
+struct mokd_rack_groups;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
@@ -61,6 +62,7 @@ struct mokd_server {
     struct mokd_group_list groups;
     struct mokd_job_total_list job_totals;
     struct rack *rack;      /* the other nodes; NULL: there are none */
+    struct mokd_rack_groups *rack_groups; /* groups over nodes; NULL: there are none */
     struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
@@ -96,6 +98,9 @@ void mokd_server_fail(struct mokd_server *server, int code);
 
 /* A new id of a queue, group, buffer or layer; never 0, and never one of a thing that lives. */
 uint32_t mokd_server_next_id(struct mokd_server *server);
+
+/* Whether something has that id. */
+bool mokd_server_id_is_taken(const struct mokd_server *server, uint32_t id);
 
 /* Told by whoever goes away, so that an orderly stop knows when the next step is due. */
 void mokd_server_session_gone(struct mokd_server *server);

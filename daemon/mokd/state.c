@@ -99,7 +99,8 @@ static bool session_is_kept(const struct mokd_session *session)
 /* A group of which one rank cannot come back is of no use to the others. */
 static bool group_is_kept(const struct mokd_group *group)
 {
-    if (group->state != MOKD_GROUP_READY && group->state != MOKD_GROUP_SUSPENDED)
+    /* Nor is one with ranks on other nodes: to them this mokd is lost. */
+    if (group->span || (group->state != MOKD_GROUP_READY && group->state != MOKD_GROUP_SUSPENDED))
         return false;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         const struct mokd_member *member = group->member[rank];

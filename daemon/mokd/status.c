@@ -8,6 +8,7 @@
 #include "group.h"
 #include "job_totals.h"
 #include "layer.h"
+#include "span.h"
 
 /* A status and its envelope stay within one packet. */
 #define STATUS_BYTES (MOK_WIRE_MAX_BYTES - 4096u)
@@ -112,7 +113,8 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
     ret->rows = session->rows;
     ret->weight = session->weight;
     TAILQ_FOREACH(queue, &session->queues, link) {
-        ret->ops_done += queue->ops_done;
+        /* The page is of this moment, what the worker answered maybe a second old. */
+        ret->ops_done += queue->counted.ops > queue->ops_done ? queue->counted.ops : queue->ops_done;
         ret->device_ns += queue->counted.device_ns;
         ret->rows += queue->counted.rows;
         ret->queues++;
@@ -137,6 +139,7 @@ struct group_info {
     Mok__GroupInfo info;
     uint64_t session[MOK_MAX_EP];
     uint32_t device[MOK_MAX_EP];
+    char *node[MOK_MAX_EP];
 };
 
 static void fill_group(const struct mokd_group *group, struct group_info *ret)
@@ -159,7 +162,16 @@ static void fill_group(const struct mokd_group *group, struct group_info *ret)
         const struct mokd_member *member = group->member[rank];
         ret->session[rank] = member ? member->session->id : 0;
         ret->device[rank] = member ? member->device->index : 0;
+        if (mokd_span_is_here(group, rank))
+            continue;
+        ret->session[rank] = group->span->roster->rank[rank].session;
+        ret->device[rank] = group->span->roster->rank[rank].device;
+        ret->info.joined++;
     }
+    for (uint32_t rank = 0; group->span && rank < group->size; rank++)
+        ret->node[rank] = (char *)mokd_span_node(group, rank);
+    ret->info.n_node = group->span ? group->size : 0;
+    ret->info.node = ret->node;
     ret->info.n_session = ret->info.n_device = group->size;
     ret->info.session = ret->session;
     ret->info.device = ret->device;
@@ -228,7 +240,7 @@ static void add_layer(const struct mokd_layer *layer, struct status *status)
 {
     for (uint32_t rank = 0; rank < layer->group->size; rank++) {
         size_t n = status->body.n_layer;
-        if (!layer->part[rank].open)
+        if (!layer->part[rank].open || !layer->group->member[rank])
             continue;
         mokd_layer_info(layer, rank, &status->layers[n]);
         status->layer_pointers[n] = &status->layers[n].info;

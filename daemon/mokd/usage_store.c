@@ -111,8 +111,12 @@ static int set_up(struct mokd_usage_store *store)
         return r;
     snprintf(sql, sizeof(sql),
              "PRAGMA journal_mode = TRUNCATE; PRAGMA synchronous = NORMAL; PRAGMA page_size = %u;"
-             "PRAGMA max_page_count = %llu; PRAGMA cache_size = -512; %s PRAGMA user_version = %d;",
-             PAGE_BYTES, (unsigned long long)(store->limits.bytes / PAGE_BYTES), schema, SCHEMA_VERSION);
+             "PRAGMA max_page_count = %llu; PRAGMA cache_size = -512;",
+             PAGE_BYTES, (unsigned long long)(store->limits.bytes / PAGE_BYTES));
+    r = run(store, sql);
+    if (r != SQLITE_OK || version == SCHEMA_VERSION) /* a full disk can be read, and this would write */
+        return r;
+    snprintf(sql, sizeof(sql), "BEGIN; %s PRAGMA user_version = %d; COMMIT", schema, SCHEMA_VERSION);
     return run(store, sql);
 }
 

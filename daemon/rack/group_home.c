@@ -26,6 +26,7 @@ struct guest {
 struct group_meeting {
     TAILQ_ENTRY(group_meeting) link;
     uint32_t uid, size, joined;
+    bool exclusive;
     char name[MOK_MAX_NAME + 1];
     char user[MOK_MAX_NAME + 1]; /* "": nobody has said */
     uint32_t user_node;          /* who has said */
@@ -62,6 +63,7 @@ static struct group_meeting *meeting_new(struct group_node *node, const Mok__Gro
         return NULL;
     meeting->uid = message->uid;
     meeting->size = message->size;
+    meeting->exclusive = message->exclusive;
     snprintf(meeting->name, sizeof(meeting->name), "%s", message->name);
     TAILQ_INSERT_TAIL(&node->meetings, meeting, link);
     node->n_meetings++;
@@ -191,6 +193,11 @@ static int check_fit(const struct group_node *node, struct group_meeting *meetin
                                "group %s: rank %u (node %s) says that the size is %u, rank %u (node %s) said %u",
                                meeting->name, message->rank, group_node_name(node, peer), message->size, first,
                                group_node_name(node, guest->node), meeting->size);
+    if (message->exclusive != meeting->exclusive)
+        return group_error_set(error, -MOK_EMISMATCH, message->rank,
+                               "group %s: ranks %u (node %s) and %u (node %s) differ on exclusive: %d and %d",
+                               meeting->name, first, group_node_name(node, guest->node), message->rank,
+                               group_node_name(node, peer), meeting->exclusive, message->exclusive);
     if (message->kind != guest->kind)
         return group_error_set(error, -MOK_EMISMATCH, message->rank,
                                "group %s: ranks %u (node %s) and %u (node %s) differ on the kind of their devices: %s "

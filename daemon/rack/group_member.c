@@ -31,6 +31,7 @@ struct group_join {
     uint64_t id;
     uint32_t uid, size, rank, device, kind;
     uint64_t session, timeout_ms, deadline_ms;
+    bool exclusive;
     char name[MOK_MAX_NAME + 1], user[MOK_MAX_NAME + 1];
     uint32_t home;
     bool given;
@@ -172,6 +173,7 @@ static void ask(struct group_node *node, struct group_join *join)
     body.device = join->device;
     body.kind = join->kind;
     body.session = join->session;
+    body.exclusive = join->exclusive;
     body.timeout_ms = join->timeout_ms;
     if (join->timeout_ms) /* what is left of it */
         body.timeout_ms = join->deadline_ms > node->now_ms ? join->deadline_ms - node->now_ms : 1;
@@ -192,6 +194,7 @@ int group_node_join(struct group_node *node, const struct group_joining *joining
     join->device = joining->device;
     join->kind = joining->kind;
     join->session = joining->session;
+    join->exclusive = joining->exclusive;
     join->timeout_ms = joining->timeout_ms;
     join->deadline_ms = now_ms + joining->timeout_ms;
     snprintf(join->name, sizeof(join->name), "%s", joining->name);

@@ -26,7 +26,7 @@
 #define GROUP_PREPARE_MS 60000u /* for a node's part of a collective call, however large its memory */
 #define GROUP_MAX_MEETINGS 4096u
 #define GROUP_MAX_CALLS 512u      /* of a rank that wait at once; more than a session may have */
-#define GROUP_ID_FLAG 0x80000000u /* ids that nodes have in common; a node's own ones have it not */
+#define GROUP_ID_FLAG 0x80000000u /* in ids that nodes have in common; a node's own ones are below it */
 
 /* A rank of a group that has formed. */
 struct group_rank {
@@ -49,6 +49,7 @@ struct group_joining {
     const char *name;
     uint32_t size, rank, device, kind;
     uint64_t session, timeout_ms;
+    bool exclusive;
 };
 
 /*
