@@ -180,6 +180,7 @@ static int usage(FILE *file)
                   "  layer   forward and backward of a layer, beside dense SGEMM of the same FLOPs\n"
                   "  engine  the host engine in this process: sweeps of ring, minibatch, comm units and EP\n"
                   "  mxfp8   accuracy of the two MXFP8 scale rules\n"
+                  "  restart from the end of mokd to the next finished operation of a job\n"
                   "  sim     racks of up to 18 nodes x 4 devices in virtual time\n\n"
                   "Every command takes --json (one object a line) and --help. mokd is started on the spot.\n");
     return file == stdout ? 0 : 2;
@@ -202,6 +203,8 @@ int main(int argc, char **argv)
         return bench_mxfp8(argc - 1, argv + 1);
     if (strcmp(argv[1], "sim") == 0)
         return bench_sim(argc - 1, argv + 1);
+    if (strcmp(argv[1], "restart") == 0)
+        return bench_restart(argc - 1, argv + 1);
     fprintf(stderr, "mok-bench: unknown command '%s'\n", argv[1]);
     return usage(stderr);
 }

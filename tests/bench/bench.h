@@ -56,5 +56,6 @@ int bench_layer(int argc, char **argv);
 int bench_engine(int argc, char **argv);
 int bench_mxfp8(int argc, char **argv);
 int bench_sim(int argc, char **argv);
+int bench_restart(int argc, char **argv);
 
 #endif

@@ -48,6 +48,7 @@ mkdir -p "$out"
 } > "$out/plain-host.jsonl"
 "$bench" engine --json > "$out/sweep-host.jsonl"
 "$bench" engine --sweep comm --threads 2 --json >> "$out/sweep-host.jsonl"
+"$bench" restart --json > "$out/restart.jsonl"
 "$bench" sim --rounds 10 --json > "$out/sim-rack.jsonl"
 dump=$(mktemp)
 trap 'rm -f "$dump"' EXIT
