@@ -68,6 +68,20 @@ __device__ __forceinline__ void gather_follow(const block_view &b, pipeline &pip
         mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
 }
 
+/*
+ * The same, and says so on the stage's barrier, where the loader does not: then the others cannot run ahead of a warp
+ * that falls behind. Without it a warp that misses a whole round of the stages waits for a phase that has passed.
+ */
+__device__ __forceinline__ void gather_follow(const block_view &b, pipeline &pipe, uint32_t stages, uint32_t lane)
+{
+    for (uint32_t k = 0; k < stages; k++, pipe.n++) {
+        mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
+        __syncwarp();
+        if (lane == 0)
+            mbar_arrive(b.full(pipe.stage()));
+    }
+}
+
 /* Where pulls are, waits for this block's rows of the unit. */
 __device__ __forceinline__ void gather_wait(const mok_cuda_common &p, const block_view &b, const task &t, uint4 v)
 {

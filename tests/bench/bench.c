@@ -181,7 +181,8 @@ static int usage(FILE *file)
                   "  engine  the host engine in this process: sweeps of ring, minibatch, comm units and EP\n"
                   "  mxfp8   accuracy of the two MXFP8 scale rules\n"
                   "  restart from the end of mokd to the next finished operation of a job\n"
-                  "  sim     racks of up to 18 nodes x 4 devices in virtual time\n\n"
+                  "  sim     racks of up to 18 nodes x 4 devices in virtual time\n"
+                  "  rack    groups over daemons: time to form and to leave one\n\n"
                   "Every command takes --json (one object a line) and --help. mokd is started on the spot.\n");
     return file == stdout ? 0 : 2;
 }
@@ -205,6 +206,8 @@ int main(int argc, char **argv)
         return bench_sim(argc - 1, argv + 1);
     if (strcmp(argv[1], "restart") == 0)
         return bench_restart(argc - 1, argv + 1);
+    if (strcmp(argv[1], "rack") == 0)
+        return bench_rack(argc - 1, argv + 1);
     fprintf(stderr, "mok-bench: unknown command '%s'\n", argv[1]);
     return usage(stderr);
 }

@@ -57,5 +57,6 @@ int bench_engine(int argc, char **argv);
 int bench_mxfp8(int argc, char **argv);
 int bench_sim(int argc, char **argv);
 int bench_restart(int argc, char **argv);
+int bench_rack(int argc, char **argv);
 
 #endif

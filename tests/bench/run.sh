@@ -50,6 +50,7 @@ mkdir -p "$out"
 "$bench" engine --sweep comm --threads 2 --json >> "$out/sweep-host.jsonl"
 "$bench" restart --json > "$out/restart.jsonl"
 "$bench" sim --rounds 10 --json > "$out/sim-rack.jsonl"
+"$bench" rack --json > "$out/rack.jsonl"
 dump=$(mktemp)
 trap 'rm -f "$dump"' EXIT
 tests/bench/with_mokd.sh "$build" "$build/client/examples/train_moe_lm" --ranks 1 --devices 0 --quiet --dump "$dump"
