@@ -182,6 +182,7 @@ static int usage(FILE *file)
                   "  metrics what being scraped costs a busy mokd, and what an idle one takes\n"
                   "  crowd   many sessions with many operations in flight each\n"
                   "  mxfp8   accuracy of the two MXFP8 scale rules\n"
+                  "  mesh    a million small commands between two nodes of a rack, both ways\n"
                   "  sim     racks of up to 18 nodes x 4 devices in virtual time\n"
                   "  rack    groups over daemons: time to form and to leave one\n\n"
                   "Every command takes --json (one object a line) and --help. mokd is started on the spot.\n");
@@ -207,6 +208,8 @@ int main(int argc, char **argv)
         return bench_crowd(argc - 1, argv + 1);
     if (strcmp(argv[1], "mxfp8") == 0)
         return bench_mxfp8(argc - 1, argv + 1);
+    if (strcmp(argv[1], "mesh") == 0)
+        return bench_mesh(argc - 1, argv + 1);
     if (strcmp(argv[1], "sim") == 0)
         return bench_sim(argc - 1, argv + 1);
     if (strcmp(argv[1], "rack") == 0)
