@@ -5,21 +5,32 @@ set -euo pipefail
 
 packages=(
     cmake
+    debootstrap # a machine to boot, for the tests of the service
     g++ # public headers are checked as C++ too
     gcc
+    iproute2 # network namespaces, for the tests of the rack
     jq # reads the demo's logs
     libc6-dev
+    libarchive-dev
     libcjson-dev
     libcmocka-dev
     libinih-dev
+    libmicrohttpd-dev
     libopenblas-dev
     libprotobuf-c-dev
+    libsqlite3-dev
     libsystemd-dev
     libuv1-dev
+    libzmq3-dev
+    lintian # checks packages
+    lowdown # pages for man
+    mandoc # checks them
     ninja-build
     pkgconf
     procps # pgrep
     protobuf-c-compiler
+    python3 # tests of the rack
+    systemd-container # boots it
     util-linux # setpriv
 )
 

@@ -28,6 +28,20 @@ const char mokctl_usage[] =
     "            the plan and the exact memory of a layer that is not there; further options:\n"
     "            --ep N (1), --device D (0), --precision bf16|mxfp8-per32|mxfp8-per128 (bf16),\n"
     "            --shared-intermediate S, --clamp L, --ring-bytes B, --minibatch-rows M, --comm-units C\n"
+    "  quota [--user U | --all]\n"
+    "            what a user has and may have, by user name or number (of others: administrators alone), with the Unix\n"
+    "            groups that bind him; --all: of everybody\n"
+    "  usage [--since 24h|DATE] [--by user|job|device]\n"
+    "            device time, operations, rows and memory by time that jobs used: one's own, an administrator all;\n"
+    "            since so long ago (30m, 24h, 7d, 4w) or a date (2026-01-31, 2026-01-31T08:00), in steps of ten minutes\n"
+    "  drain DEVICE|--node [--wait]\n"
+    "            the device, by index or name, or all of this node finish what runs and take no new group or queue;\n"
+    "            --wait: until nothing is left; administrators alone\n"
+    "  undrain DEVICE|--node\n"
+    "            and take new ones again\n"
+    "  rack      the nodes of the rack: state, round trip, epoch, clock offset, last error\n"
+    "  keygen [--out DIR]\n"
+    "            makes a node's keys, DIR/rack.key and DIR/rack.pub (DIR: here); asks no mokd\n"
     "  version   versions of mokctl and of mokd\n"
     "\n"
     "options:\n"
@@ -218,6 +232,10 @@ static int parse_command(const char *name, struct mokctl_arguments *ret)
             ret->part = parts[i].part;
             return 0;
         }
+    }
+    if (strcmp(name, "rack") == 0) {
+        ret->action = MOKCTL_RACK;
+        return 0;
     }
     if (strcmp(name, "version") == 0) {
         ret->action = MOKCTL_VERSION;

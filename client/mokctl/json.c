@@ -55,6 +55,9 @@ static cJSON *device_json(const Mok__DeviceInfo *d)
     add_number(object, "device_ns", d->device_ns);
     add_number(object, "restarts", d->restarts);
     add_number(object, "worker_pid", d->worker_pid);
+    cJSON_AddBoolToObject(object, "draining", d->draining);
+    add_number(object, "groups", d->groups);
+    add_number(object, "exclusive_group", d->exclusive_group);
     return object;
 }
 
@@ -73,6 +76,9 @@ static cJSON *job_json(const Mok__JobInfo *j)
     add_number(object, "layers", j->layers);
     add_number(object, "buffers", j->buffers);
     add_number(object, "ops_done", j->ops_done);
+    add_number(object, "device_ns", j->device_ns);
+    add_number(object, "rows", j->rows);
+    add_number(object, "weight", j->weight);
     add_number(object, "age_ms", j->age_ms);
     return object;
 }
@@ -90,6 +96,8 @@ static cJSON *group_json(const Mok__GroupInfo *g)
     add_number(object, "layers", g->layers);
     cJSON_AddItemToObject(object, "session", numbers64(g->session, g->n_session));
     cJSON_AddItemToObject(object, "device", numbers32(g->device, g->n_device));
+    if (g->n_node)
+        cJSON_AddItemToObject(object, "node", cJSON_CreateStringArray((const char *const *)g->node, (int)g->n_node));
     cJSON_AddNumberToObject(object, "code", g->code);
     cJSON_AddStringToObject(object, "error", g->error);
     return object;

@@ -8,53 +8,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "control.h"
+#include "command.h"
 #include "error.h"
 #include "mok/mok.h"
 #include "mokctl.h"
 #include "names.h"
-
-enum exit_code { EXIT_OK = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_UNREACHABLE = 3 };
-
-#define PROTOCOL_VERSION 1u
-#define TIMEOUT_MS 10000u
-
-/* Says what went wrong and returns the exit code for it. */
-static int complain(int code, bool connected, const char *socket)
-{
-    fprintf(stderr, "mokctl: %s (%s)\n", client_last_error(), mok_error_symbol(code));
-    switch (-code) {
-    case MOK_EDAEMON:
-        fprintf(stderr, "Start it (mokd --config FILE), or name its socket with --socket or $MOK_SOCKET.\n");
-        return EXIT_UNREACHABLE;
-    case MOK_EACCESS:
-        if (connected)
-            return EXIT_REFUSED;
-        fprintf(stderr, "Ask the administrator for access to %s.\n", control_socket_path(socket));
-        return EXIT_UNREACHABLE;
-    case MOK_ETIMEDOUT:
-        fprintf(stderr, "mokd runs but does not answer; its log says why.\n");
-        return EXIT_UNREACHABLE;
-    case MOK_EFDS:
-    case MOK_ENOMEM:
-        return EXIT_UNREACHABLE;
-    }
-    return EXIT_REFUSED;
-}
-
-static int say_hello(struct control *control, struct control_answer *ret_answer)
-{
-    Mok__Request request = MOK__REQUEST__INIT;
-    Mok__Hello body = MOK__HELLO__INIT;
-
-    body.protocol_min = PROTOCOL_VERSION;
-    body.protocol_max = PROTOCOL_VERSION;
-    body.job = (char *)"mokctl";
-    body.observer = true;
-    request.body_case = MOK__REQUEST__BODY_HELLO;
-    request.hello = &body;
-    return control_call(control, &request, TIMEOUT_MS, MOK__REPLY__BODY_HELLO, 0, ret_answer);
-}
 
 static int no_memory(void)
 {
@@ -69,7 +27,7 @@ static int show_status(struct control *control, const struct mokctl_arguments *a
 
     request.body_case = MOK__REQUEST__BODY_STATUS_QUERY;
     request.status_query = &body;
-    int r = control_call(control, &request, TIMEOUT_MS, MOK__REPLY__BODY_STATUS, 0, &answer);
+    int r = control_call(control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_STATUS, 0, &answer);
     if (r < 0)
         return r;
     const Mok__StatusReply *status = answer.reply->status;
@@ -108,7 +66,7 @@ static int explain(struct control *control, const struct mokctl_arguments *argum
     body.rank = arguments->rank;
     request.body_case = MOK__REQUEST__BODY_LAYER_DESCRIBE;
     request.layer_describe = &body;
-    int r = control_call(control, &request, TIMEOUT_MS, MOK__REPLY__BODY_LAYER_DESCRIBE, 0, &answer);
+    int r = control_call(control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_LAYER_DESCRIBE, 0, &answer);
     return r < 0 ? r : show_plan(answer.reply->layer_describe->text, NULL, arguments->json);
 }
 
@@ -124,27 +82,42 @@ static int explain_shape(struct control *control, const struct mokctl_arguments 
     body.device = arguments->device;
     request.body_case = MOK__REQUEST__BODY_LAYER_QUERY;
     request.layer_query = &body;
-    int r = control_call(control, &request, TIMEOUT_MS, MOK__REPLY__BODY_LAYER_QUERY, 0, &answer);
+    int r = control_call(control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_LAYER_QUERY, 0, &answer);
     if (r < 0)
         return r;
     const Mok__LayerQueryReply *reply = answer.reply->layer_query;
     return show_plan(reply->describe, reply->memory, arguments->json);
 }
 
-static int run(struct control *control, const struct mokctl_arguments *arguments)
+static int show_rack(struct control *control, bool json)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__RackQuery body = MOK__RACK_QUERY__INIT;
 
-    int r = say_hello(control, &answer);
+    request.body_case = MOK__REQUEST__BODY_RACK_QUERY;
+    request.rack_query = &body;
+    int r = control_call(control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_RACK, 0, &answer);
     if (r < 0)
         return r;
+    const Mok__RackReply *rack = answer.reply->rack;
+    r = json ? mokctl_print_rack_json(rack) : mokctl_print_rack(rack);
+    if (r == 0 && rack->omitted > 0)
+        fprintf(stderr, "mokctl: mokd's answer had no room for %u more nodes\n", rack->omitted);
+    return r < 0 ? no_memory() : 0;
+}
+
+static int run(struct control *control, const Mok__HelloReply *hello, const struct mokctl_arguments *arguments)
+{
     switch (arguments->action) {
     case MOKCTL_VERSION:
-        return show_version(answer.reply->hello, arguments->json);
+        return show_version(hello, arguments->json);
     case MOKCTL_EXPLAIN:
         return explain(control, arguments);
     case MOKCTL_WOULD_BE:
         return explain_shape(control, arguments);
+    case MOKCTL_RACK:
+        return show_rack(control, arguments->json);
     case MOKCTL_SHOW:
         break;
     }
@@ -153,9 +126,16 @@ static int run(struct control *control, const struct mokctl_arguments *arguments
 
 int main(int argc, char **argv)
 {
+    _cleanup_answer_ struct control_answer hello = CONTROL_ANSWER_INIT;
     struct control *control = NULL;
     struct mokctl_arguments arguments;
 
+    const struct mokctl_command *command = mokctl_command_find(argc, argv);
+
+    if (command)
+        return mokctl_command_run(command, argc, argv);
+    if (argc > 1 && strcmp(argv[1], "keygen") == 0)
+        return mokctl_keygen(argc - 1, argv + 1);
     if (mokctl_parse(argc, argv, &arguments) < 0) {
         fputs("try: mokctl --help\n", stderr);
         return EXIT_USAGE;
@@ -164,19 +144,15 @@ int main(int argc, char **argv)
         fputs(mokctl_usage, stdout);
         return EXIT_OK;
     }
-    int r = control_open(arguments.socket, TIMEOUT_MS, NULL, NULL, &control);
-    if (r == -MOK_ERANGE) {
-        fprintf(stderr, "mokctl: %s\ntry: mokctl --help\n", client_last_error());
-        return EXIT_USAGE;
-    }
+    int r = mokctl_connect(arguments.socket, &control, &hello);
     if (r == 0)
-        r = run(control, &arguments);
+        r = run(control, hello.reply->hello, &arguments);
     bool connected = control != NULL;
     control_close(control);
     if (r < 0 && arguments.action == MOKCTL_VERSION && !arguments.json)
         printf("mokctl %s\n", mok_version());
     if (r < 0)
-        return complain(r, connected, arguments.socket);
+        return mokctl_complain(r, connected, arguments.socket);
     if (fflush(stdout) != 0) {
         fprintf(stderr, "mokctl: cannot write: %s\n", strerror(errno));
         return EXIT_REFUSED;

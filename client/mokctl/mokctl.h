@@ -20,6 +20,7 @@ enum mokctl_action {
     MOKCTL_SHOW,     /* a part of the status */
     MOKCTL_VERSION,
     MOKCTL_EXPLAIN,  /* the plan of a layer that is there */
+    MOKCTL_RACK,     /* the nodes of the rack */
     MOKCTL_WOULD_BE, /* the plan of a layer that is not */
 };
 
@@ -43,6 +44,13 @@ int mokctl_print_json(enum mokctl_part part, const Mok__StatusReply *status);
 int mokctl_print_version_json(const char *client, const char *daemon, unsigned protocol);
 /* `plan` has "what = value (reason)" lines; `memory` NULL: only those. */
 int mokctl_print_plan_json(const char *plan, const Mok__LayerMemory *memory);
+
+/* rack.c */
+int mokctl_print_rack(const Mok__RackReply *rack);
+int mokctl_print_rack_json(const Mok__RackReply *rack);
+
+/* keygen.c: the command by itself, which asks no mokd. The exit code. */
+int mokctl_keygen(int argc, char **argv);
 
 const char *mokctl_device_state(unsigned state);
 

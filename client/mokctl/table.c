@@ -8,29 +8,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "error.h"
+#include "mok/types.h"
 #include "mokctl.h"
 #include "names.h"
+#include "table.h"
 #include "util.h"
 
-#define MAX_COLUMNS 12
-
-/* Cells of a table, row by row; the first row is the head. */
-struct table {
-    size_t columns, cells, capacity;
-    char **cell;
-    bool failed; /* for want of memory */
-};
-
-static void table_clear(struct table *table)
+void table_clear(struct table *table)
 {
     for (size_t i = 0; i < table->cells; i++)
         free(table->cell[i]);
     free(table->cell);
 }
-#define _cleanup_table_ __attribute__((cleanup(table_clear)))
-
-static void put(struct table *table, const char *format, ...) _printf_(2, 3);
-static void put(struct table *table, const char *format, ...)
+void table_put(struct table *table, const char *format, ...)
 {
     va_list arguments;
     char *text = NULL;
@@ -58,19 +49,19 @@ static void put(struct table *table, const char *format, ...)
     table->cell[table->cells++] = text;
 }
 
-static void head(struct table *table, size_t columns, const char *const *names)
+void table_head(struct table *table, size_t columns, const char *const *names)
 {
     table->columns = columns;
     for (size_t i = 0; i < columns; i++)
-        put(table, "%s", names[i]);
+        table_put(table, "%s", names[i]);
 }
 
-static int table_print(const struct table *table)
+int table_print(const struct table *table)
 {
-    int width[MAX_COLUMNS] = { 0 };
+    int width[TABLE_MAX_COLUMNS] = { 0 };
 
     if (table->failed)
-        return -1;
+        return client_fail(MOK_ENOMEM, "no memory to print");
     for (size_t i = 0; i < table->cells; i++) {
         int length = (int)strlen(table->cell[i]);
         if (width[i % table->columns] < length)
@@ -88,7 +79,7 @@ static int table_print(const struct table *table)
 
 /* ------------------------------------------------------------------ values for people */
 
-static void put_bytes(struct table *table, uint64_t bytes)
+void table_put_bytes(struct table *table, uint64_t bytes)
 {
     static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
     double value = (double)bytes;
@@ -99,9 +90,9 @@ static void put_bytes(struct table *table, uint64_t bytes)
         i++;
     }
     if (i == 0)
-        put(table, "%" PRIu64 " B", bytes);
+        table_put(table, "%" PRIu64 " B", bytes);
     else
-        put(table, "%.1f %s", value, unit[i]);
+        table_put(table, "%.1f %s", value, unit[i]);
 }
 
 static void duration(uint64_t ms, char *ret, size_t capacity)
@@ -123,7 +114,7 @@ static void put_duration(struct table *table, uint64_t ms)
     char text[64];
 
     duration(ms, text, sizeof(text));
-    put(table, "%s", text);
+    table_put(table, "%s", text);
 }
 
 /* By name where a session of that user says it, else by number. */
@@ -131,11 +122,11 @@ static void put_user(struct table *table, const Mok__StatusReply *status, uint32
 {
     for (size_t i = 0; i < status->n_job; i++) {
         if (status->job[i]->uid == uid && status->job[i]->user[0]) {
-            put(table, "%s", status->job[i]->user);
+            table_put(table, "%s", status->job[i]->user);
             return;
         }
     }
-    put(table, "%" PRIu32, uid);
+    table_put(table, "%" PRIu32, uid);
 }
 
 const char *mokctl_device_state(unsigned state)
@@ -153,28 +144,40 @@ const char *mokctl_device_state(unsigned state)
 
 /* ------------------------------------------------------------------ tables */
 
+static void put_state(struct table *table, const Mok__DeviceInfo *d)
+{
+    const char *state = mokctl_device_state(d->state);
+
+    if (d->draining)
+        table_put(table, "%s, %s", state, d->groups || d->sessions ? "draining" : "drained");
+    else if (d->exclusive_group)
+        table_put(table, "%s, group %" PRIu32 "'s alone", state, d->exclusive_group);
+    else
+        table_put(table, "%s", state);
+}
+
 static int print_devices(const Mok__StatusReply *status)
 {
     static const char *const names[] = { "DEVICE", "NAME",     "KIND", "UNITS", "STATE",    "MEMORY",
                                          "USED",   "SESSIONS", "OPS",  "BUSY",  "RESTARTS", "WORKER" };
-    _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
+    _Static_assert(ARRAY_SIZE(names) <= TABLE_MAX_COLUMNS, "columns");
     _cleanup_table_ struct table table = { 0 };
 
-    head(&table, ARRAY_SIZE(names), names);
+    table_head(&table, ARRAY_SIZE(names), names);
     for (size_t i = 0; i < status->n_device; i++) {
         const Mok__DeviceInfo *d = status->device[i];
-        put(&table, "%" PRIu32, d->index);
-        put(&table, "%s", d->name);
-        put(&table, "%s", mok_device_kind_text(d->kind));
-        put(&table, "%" PRIu32, d->threads);
-        put(&table, "%s", mokctl_device_state(d->state));
-        put_bytes(&table, d->memory_bytes);
-        put_bytes(&table, d->memory_used);
-        put(&table, "%" PRIu32, d->sessions);
-        put(&table, "%" PRIu64, d->ops_done);
+        table_put(&table, "%" PRIu32, d->index);
+        table_put(&table, "%s", d->name);
+        table_put(&table, "%s", mok_device_kind_text(d->kind));
+        table_put(&table, "%" PRIu32, d->threads);
+        put_state(&table, d);
+        table_put_bytes(&table, d->memory_bytes);
+        table_put_bytes(&table, d->memory_used);
+        table_put(&table, "%" PRIu32, d->sessions);
+        table_put(&table, "%" PRIu64, d->ops_done);
         put_duration(&table, d->device_ns / 1000000);
-        put(&table, "%" PRIu32, d->restarts);
-        put(&table, "%" PRIu32, d->worker_pid);
+        table_put(&table, "%" PRIu32, d->restarts);
+        table_put(&table, "%" PRIu32, d->worker_pid);
     }
     int r = table_print(&table);
     for (size_t i = 0; r == 0 && i < status->n_device; i++) {
@@ -189,61 +192,62 @@ static int print_jobs(const Mok__StatusReply *status)
 {
     static const char *const names[] = { "SESSION", "JOB",    "USER",   "PID",    "AGE", "MEMORY",
                                          "BUFFERS", "GROUPS", "LAYERS", "QUEUES", "OPS" };
-    _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
+    _Static_assert(ARRAY_SIZE(names) <= TABLE_MAX_COLUMNS, "columns");
     _cleanup_table_ struct table table = { 0 };
 
-    head(&table, ARRAY_SIZE(names), names);
+    table_head(&table, ARRAY_SIZE(names), names);
     for (size_t i = 0; i < status->n_job; i++) {
         const Mok__JobInfo *j = status->job[i];
-        put(&table, "%" PRIu64, j->session);
-        put(&table, "%s", j->job);
+        table_put(&table, "%" PRIu64, j->session);
+        table_put(&table, "%s", j->job);
         put_user(&table, status, j->uid);
-        put(&table, "%" PRIu32, j->pid);
+        table_put(&table, "%" PRIu32, j->pid);
         put_duration(&table, j->age_ms);
-        put_bytes(&table, j->bytes);
-        put(&table, "%" PRIu32, j->buffers);
-        put(&table, "%" PRIu32, j->groups);
-        put(&table, "%" PRIu32, j->layers);
-        put(&table, "%" PRIu32, j->queues);
-        put(&table, "%" PRIu64, j->ops_done);
+        table_put_bytes(&table, j->bytes);
+        table_put(&table, "%" PRIu32, j->buffers);
+        table_put(&table, "%" PRIu32, j->groups);
+        table_put(&table, "%" PRIu32, j->layers);
+        table_put(&table, "%" PRIu32, j->queues);
+        table_put(&table, "%" PRIu64, j->ops_done);
     }
     return table_print(&table);
 }
 
-/* Device of each rank; "-" where nobody has joined. */
+/* Device of each rank, "node:device" where a group is on several nodes; "-" where nobody has joined. */
 static void put_ranks(struct table *table, const Mok__GroupInfo *g)
 {
-    char text[512] = "";
+    char text[2048] = "";
     size_t used = 0;
 
     for (size_t i = 0; i < g->n_device && used < sizeof(text); i++) {
-        bool joined = i < g->n_session && g->session[i] != 0;
-        int length = joined ? snprintf(text + used, sizeof(text) - used, "%s%" PRIu32, i ? "," : "", g->device[i])
+        bool joined = i < g->n_session && g->session[i] != 0, elsewhere = i < g->n_node;
+        int length = joined ? snprintf(text + used, sizeof(text) - used, "%s%s%s%" PRIu32, i ? "," : "",
+                                       elsewhere ? g->node[i] : "", elsewhere ? ":" : "", g->device[i])
                             : snprintf(text + used, sizeof(text) - used, "%s-", i ? "," : "");
         used += (size_t)length;
     }
-    put(table, "%s", text[0] ? text : "-");
+    table_put(table, "%s", text[0] ? text : "-");
 }
 
 static int print_groups(const Mok__StatusReply *status)
 {
     static const char *const names[] = { "GROUP", "NAME",   "USER",    "RANKS", "JOINED",
                                          "STATE", "LAYERS", "DEVICES", "ERROR" };
-    _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
+    _Static_assert(ARRAY_SIZE(names) <= TABLE_MAX_COLUMNS, "columns");
     _cleanup_table_ struct table table = { 0 };
 
-    head(&table, ARRAY_SIZE(names), names);
+    table_head(&table, ARRAY_SIZE(names), names);
     for (size_t i = 0; i < status->n_group; i++) {
         const Mok__GroupInfo *g = status->group[i];
-        put(&table, "%" PRIu32, g->group);
-        put(&table, "%s", g->name);
+        table_put(&table, "%" PRIu32, g->group);
+        table_put(&table, "%s", g->name);
         put_user(&table, status, g->uid);
-        put(&table, "%" PRIu32, g->size);
-        put(&table, "%" PRIu32, g->joined);
-        put(&table, "%s", g->state);
-        put(&table, "%" PRIu32, g->layers);
+        table_put(&table, "%" PRIu32, g->size);
+        table_put(&table, "%" PRIu32, g->joined);
+        table_put(&table, "%s", g->state);
+        table_put(&table, "%" PRIu32, g->layers);
         put_ranks(&table, g);
-        put(&table, "%s", g->error[0] ? g->error : "-");
+        table_put(&table, "%s", g->error[0] ? g->error : "-");
     }
     return table_print(&table);
 }
@@ -252,29 +256,29 @@ static int print_layers(const Mok__StatusReply *status)
 {
     static const char *const names[] = { "LAYER",        "GROUP",   "RANK", "DEVICE", "SESSION",   "HIDDEN",
                                          "INTERMEDIATE", "EXPERTS", "TOPK", "TOKENS", "PRECISION", "MEMORY" };
-    _Static_assert(ARRAY_SIZE(names) <= MAX_COLUMNS, "columns");
+    _Static_assert(ARRAY_SIZE(names) <= TABLE_MAX_COLUMNS, "columns");
     _cleanup_table_ struct table table = { 0 };
     const Mok__LayerSpec none = MOK__LAYER_SPEC__INIT;
 
-    head(&table, ARRAY_SIZE(names), names);
+    table_head(&table, ARRAY_SIZE(names), names);
     for (size_t i = 0; i < status->n_layer; i++) {
         const Mok__LayerInfo *l = status->layer[i];
         const Mok__LayerSpec *spec = l->spec ? l->spec : &none;
-        put(&table, "%" PRIu32, l->layer);
-        put(&table, "%s", l->group_name);
-        put(&table, "%" PRIu32, l->rank);
-        put(&table, "%" PRIu32, l->device);
-        put(&table, "%" PRIu64, l->session);
-        put(&table, "%" PRIu32, spec->hidden);
+        table_put(&table, "%" PRIu32, l->layer);
+        table_put(&table, "%s", l->group_name);
+        table_put(&table, "%" PRIu32, l->rank);
+        table_put(&table, "%" PRIu32, l->device);
+        table_put(&table, "%" PRIu64, l->session);
+        table_put(&table, "%" PRIu32, spec->hidden);
         if (spec->shared_intermediate)
-            put(&table, "%" PRIu32 "+%" PRIu32, spec->intermediate, spec->shared_intermediate);
+            table_put(&table, "%" PRIu32 "+%" PRIu32, spec->intermediate, spec->shared_intermediate);
         else
-            put(&table, "%" PRIu32, spec->intermediate);
-        put(&table, "%" PRIu32, spec->experts);
-        put(&table, "%" PRIu32, spec->topk);
-        put(&table, "%" PRIu32, spec->max_tokens);
-        put(&table, "%s", mok_precision_text(spec->precision));
-        put_bytes(&table, l->bytes);
+            table_put(&table, "%" PRIu32, spec->intermediate);
+        table_put(&table, "%" PRIu32, spec->experts);
+        table_put(&table, "%" PRIu32, spec->topk);
+        table_put(&table, "%" PRIu32, spec->max_tokens);
+        table_put(&table, "%s", mok_precision_text(spec->precision));
+        table_put_bytes(&table, l->bytes);
     }
     return table_print(&table);
 }

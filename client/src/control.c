@@ -16,12 +16,16 @@
 #include "fork.h"
 #include "names.h"
 
+/* How long who replaces a connection waits for others to be done with the lost one. */
+#define SETTLE_NS UINT64_C(1000000000)
+
 /* A request whose answer a thread waits for; lives on that thread's stack. */
 struct pending {
     struct pending *next;
     uint64_t id;
     bool done;
-    int code; /* failed without a usable answer */
+    bool lost; /* the connection, before the answer came */
+    int code;  /* failed without a usable answer */
     struct control_answer answer;
 };
 
@@ -35,8 +39,11 @@ struct control {
     bool reading;         /* some thread is the reader */
     uint64_t last_id;
     struct pending *pending;
-    int over; /* why the connection is over; 0: it is not */
+    int over; /* why the connection is over, or lost; 0: it is there */
     char over_text[320];
+    bool kept, given_up;
+    unsigned answers; /* handed over and not cleared */
+    uint32_t losses;  /* atomic, for those without the lock */
 };
 
 void control_answer_clear(struct control_answer *answer)
@@ -45,6 +52,13 @@ void control_answer_clear(struct control_answer *answer)
     if (answer->reply)
         mok_wire_free(&answer->reply->base);
     answer->reply = NULL;
+    if (!answer->from)
+        return;
+    pthread_mutex_lock(&answer->from->lock);
+    answer->from->answers--;
+    pthread_cond_broadcast(&answer->from->moved);
+    pthread_mutex_unlock(&answer->from->lock);
+    answer->from = NULL;
 }
 
 /* ------------------------------------------------------------------ connecting */
@@ -179,7 +193,20 @@ static void end(struct control *control, int code, const char *text)
         return;
     control->over = code;
     snprintf(control->over_text, sizeof(control->over_text), "%s", text);
+    if (code != -MOK_EDAEMON)
+        control->given_up = true;
+    for (struct pending *p = control->pending; p; p = p->next)
+        p->lost = true; /* whatever comes later answers somebody else */
+    control->pending = NULL;
+    if (control->kept && !control->given_up)
+        __atomic_add_fetch(&control->losses, 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&control->moved);
+}
+
+/* Under the lock: lost, and perhaps soon there again. */
+static bool is_lost(const struct control *control)
+{
+    return control->over && control->kept && !control->given_up;
 }
 
 /* Under the lock. */
@@ -202,10 +229,11 @@ static void end_by_read(struct control *control, int r)
     shutdown(control->fd, SHUT_RDWR);
 }
 
+/* It may be there again by now; why it was not is still known. */
 int control_fail(struct control *control)
 {
     pthread_mutex_lock(&control->lock);
-    int code = client_fail_text(control->over, control->over_text);
+    int code = client_fail_text(control->over ? control->over : -MOK_EDAEMON, control->over_text);
     pthread_mutex_unlock(&control->lock);
     return code;
 }
@@ -286,6 +314,8 @@ static void deliver(struct control *control, Mok__Reply *reply, struct mok_wire_
             } else {
                 pending->answer.reply = reply;
                 pending->answer.fds = *fds;
+                pending->answer.from = control;
+                control->answers++;
                 fds->count = 0;
             }
             pending->done = true;
@@ -395,7 +425,7 @@ static int send_request(struct control *control, const Mok__Request *request, ui
 /* Under the lock. */
 static void wait_for(struct control *control, struct pending *pending, uint64_t deadline)
 {
-    while (!pending->done && !control->over && mok_now_ns() < deadline) {
+    while (!pending->done && !pending->lost && mok_now_ns() < deadline) {
         if (control->reading) {
             sleep_on_reader(control, deadline);
             continue;
@@ -459,6 +489,8 @@ int control_call(struct control *control, Mok__Request *request, uint64_t timeou
     struct pending pending = { .answer = CONTROL_ANSWER_INIT };
 
     pthread_mutex_lock(&control->lock);
+    while (is_lost(control) && mok_now_ns() < deadline)
+        sleep_on_reader(control, deadline);
     if (control->over) {
         pthread_mutex_unlock(&control->lock);
         return control_fail(control);
@@ -475,7 +507,6 @@ int control_call(struct control *control, Mok__Request *request, uint64_t timeou
         wait_for(control, &pending, deadline);
     if (!pending.done)
         forget(control, &pending);
-    int over = control->over;
     pthread_mutex_unlock(&control->lock);
 
     if (pending.done && pending.code == -MOK_EFDS)
@@ -488,10 +519,97 @@ int control_call(struct control *control, Mok__Request *request, uint64_t timeou
             *ret_answer = pending.answer;
         return r;
     }
-    if (over)
+    if (pending.lost)
         return control_fail(control);
     if (r == 0 || r == -MOK_ETIMEDOUT)
         return client_fail(MOK_ETIMEDOUT, "mokd did not answer %s within %llu ms", request_name(request),
                            (unsigned long long)timeout_ms);
     return client_fail(r, "cannot send %s to mokd: %s", request_name(request), mok_error_text(r));
+}
+
+/* ------------------------------------------------------------------ another connection for the same object */
+
+void control_keep(struct control *control)
+{
+    pthread_mutex_lock(&control->lock);
+    control->kept = true;
+    pthread_mutex_unlock(&control->lock);
+}
+
+uint32_t control_losses(const struct control *control)
+{
+    return __atomic_load_n(&control->losses, __ATOMIC_ACQUIRE);
+}
+
+int control_fd(const struct control *control)
+{
+    return control->fd;
+}
+
+int control_await(struct control *control, uint64_t deadline_ns)
+{
+    pthread_mutex_lock(&control->lock);
+    while (is_lost(control) && mok_now_ns() < deadline_ns)
+        sleep_on_reader(control, deadline_ns);
+    bool lost = is_lost(control);
+    int code = control->over;
+    pthread_mutex_unlock(&control->lock);
+    if (lost)
+        return client_fail(MOK_ETIMEDOUT, "mokd is not back yet");
+    return code ? control_fail(control) : 0;
+}
+
+bool control_settle(struct control *control)
+{
+    uint64_t deadline = mok_now_ns() + SETTLE_NS;
+
+    pthread_mutex_lock(&control->lock);
+    while (!control->over) {
+        if (control->reading)
+            sleep_on_reader(control, mok_now_ns() + SETTLE_NS);
+        else
+            read_all(control);
+    }
+    while ((control->reading || control->answers > 0) && mok_now_ns() < deadline)
+        sleep_on_reader(control, deadline);
+    bool settled = control->answers == 0;
+    pthread_mutex_unlock(&control->lock);
+    return settled;
+}
+
+/* By descriptor number, so that who is about to use it uses the new one. Nobody reads the old one meanwhile. */
+int control_replace(struct control *control, struct control *other)
+{
+    pthread_mutex_lock(&control->lock);
+    while (control->reading)
+        sleep_on_reader(control, mok_now_ns() + SETTLE_NS);
+    int r = dup3(other->fd, control->fd, O_CLOEXEC) < 0 ? -MOK_EFDS : 0;
+    if (r == 0) {
+        if (control->last_id < other->last_id)
+            control->last_id = other->last_id;
+        control->over = 0;
+        pthread_cond_broadcast(&control->moved);
+    }
+    pthread_mutex_unlock(&control->lock);
+    if (r == 0) {
+        fork_disown_fd(other->fd);
+        other->fd = mok_close(other->fd); /* no shutdown: the connection goes on */
+    }
+    control_close(other);
+    return r;
+}
+
+void control_give_up(struct control *control, int code, const char *text)
+{
+    pthread_mutex_lock(&control->lock);
+    control->given_up = true;
+    control->over = code;
+    snprintf(control->over_text, sizeof(control->over_text), "%s", text);
+    pthread_cond_broadcast(&control->moved);
+    pthread_mutex_unlock(&control->lock);
+}
+
+void control_interrupt(struct control *control)
+{
+    shutdown(control->fd, SHUT_RDWR);
 }

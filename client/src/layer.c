@@ -87,7 +87,7 @@ static int layer_take(mok_layer *layer, const Mok__LayerCreateReply *reply)
 {
     if (!reply->memory)
         return client_fail(MOK_EPROTO, "mokd's answer to layer_create has no memory");
-    if (reply->queue != layer->group->queue)
+    if (reply->queue != __atomic_load_n(&layer->group->queue, __ATOMIC_ACQUIRE))
         return client_fail(MOK_EPROTO, "mokd's answer to layer_create has queue %" PRIu32 ", must be %" PRIu32,
                            reply->queue, layer->group->queue);
     layer->id = reply->layer;
@@ -343,7 +343,9 @@ _public_ int mok_layer_bind(mok_layer *layer, const mok_layer_params *from)
         return r;
     r = send_bind(layer, regions);
     if (r < 0) {
-        port_layer_settle(port, layer, layer->has_weights, layer->has_gradients);
+        /* Whether mokd still did it, only another binding can tell. */
+        bool stays = r != -MOK_EDAEMON;
+        port_layer_settle(port, layer, stays && layer->has_weights, stays && layer->has_gradients);
         return r;
     }
     note_bound(layer, &own);

@@ -84,7 +84,7 @@ static int submit(mok_layer *layer, struct submission *s, const struct use *uses
     }
     s->layer = layer;
     s->sqe.layer = layer->id;
-    s->queue = group->queue;
+    s->queue = __atomic_load_n(&group->queue, __ATOMIC_ACQUIRE);
     r = group_well(group);
     if (r < 0)
         return r;

@@ -10,6 +10,7 @@
 
 #include "fork.h"
 #include "queue.h"
+#include "resume.h"
 
 /* Longest sleep between two looks at whether mokd is still there, and how often a caller that polls looks. */
 #define SLICE_NS 200000000u
@@ -35,6 +36,7 @@ struct lane {
     uint32_t id;
     int doorbell_fd;
     unsigned users;
+    uint32_t losses; /* of the connection, when it was asked for: it ends with the next */
 };
 
 struct port {
@@ -129,7 +131,7 @@ static int ask_for_queue(mok_session *session, Mok__Request *request, struct con
     }
 }
 
-static int lane_make(struct control_answer *answer, uint32_t entries, struct lane **ret_lane)
+static int lane_make(struct control_answer *answer, uint32_t entries, uint32_t losses, struct lane **ret_lane)
 {
     struct lane *lane = calloc(1, sizeof(*lane));
 
@@ -137,6 +139,7 @@ static int lane_make(struct control_answer *answer, uint32_t entries, struct lan
         return client_fail(MOK_ENOMEM, "no memory for a queue");
     lane->doorbell_fd = -1;
     lane->users = 1;
+    lane->losses = losses;
     lane->id = answer->reply->queue_open->queue;
     int r = lane_map(lane, &answer->fds, entries);
     if (r < 0) {
@@ -158,13 +161,18 @@ static int lane_open(mok_session *session, uint32_t device, struct lane **ret_la
     body.initial_counter = INITIAL_COUNTER;
     request.body_case = MOK__REQUEST__BODY_QUEUE_OPEN;
     request.queue_open = &body;
+    uint32_t losses = 0;
     int r = check_room_for_fds();
     if (r < 0)
         return r;
-    r = ask_for_queue(session, &request, &answer);
+    r = control_await(session->control, control_deadline(session->timeout_ms));
+    if (r == 0) {
+        losses = control_losses(session->control);
+        r = ask_for_queue(session, &request, &answer);
+    }
     if (r < 0)
         return r;
-    r = lane_make(&answer, session->queue_entries, ret_lane);
+    r = lane_make(&answer, session->queue_entries, losses, ret_lane);
     if (r < 0)
         control_give_back(session->control, answer.reply);
     return r;
@@ -219,6 +227,8 @@ static void reap(struct port *port)
         if (slot && slot->state == TICKET_FLYING)
             complete(port, slot, &cqe);
     }
+    if (r == 0 && !port->over && port->lane->losses != control_losses(port->session->control))
+        r = -MOK_EDAEMON; /* its worker went with mokd, whoever of them could still say so */
     if (r < 0)
         fail_flying(port, r);
 }
@@ -226,13 +236,14 @@ static void reap(struct port *port)
 /* Without the lock. Ends everything once mokd is gone; the worker may be gone with it and cannot say so. */
 static void look(struct port *port)
 {
+    uint32_t queue = port_queue(port);
     int code = control_look(port->session->control);
 
     if (code == 0)
         return;
     pthread_mutex_lock(&port->lock);
     reap(port);
-    if (!port->over)
+    if (!port->over && port->lane->id == queue) /* not one that was opened meanwhile, at another mokd */
         fail_flying(port, code);
     pthread_mutex_unlock(&port->lock);
 }
@@ -375,6 +386,9 @@ static int submit_check(struct port *port, const struct submission *s)
     bool is_cancel = s->sqe.opcode == MOK_OP_CANCEL;
     uint32_t operations = port->tickets.used - port->cancels;
 
+    int r = s->layer ? session_recovered(port->session) : 0;
+    if (r < 0)
+        return r;
     if (port->over)
         return client_fail(port->over, "the queue to device %" PRIu32 " is closed: %s", port->device,
                            mok_strerror(port->over));

@@ -8,8 +8,10 @@
 #include "fork.h"
 #include "names.h"
 #include "port.h"
+#include "resume.h"
 
 #define PROTOCOL_VERSION 1u
+#define DEFAULT_RESUME_MS 30000u
 
 int session_check(const mok_session *session, const char *name)
 {
@@ -48,7 +50,7 @@ const struct failure *session_failure(const mok_session *session, uint32_t id)
     return NULL;
 }
 
-static void on_event(void *data, const Mok__Reply *reply)
+void session_on_event(void *data, const Mok__Reply *reply)
 {
     mok_session *session = data;
 
@@ -91,7 +93,7 @@ static void default_job(char ret[MOK_MAX_NAME + 1])
         snprintf(ret, MOK_MAX_NAME + 1, "job");
 }
 
-static int hello(mok_session *session, const char *job, uint32_t weight)
+static int hello(mok_session *session, const mok_session_options *o, const char *job)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
     Mok__Request request = MOK__REQUEST__INIT;
@@ -100,7 +102,8 @@ static int hello(mok_session *session, const char *job, uint32_t weight)
     body.protocol_min = PROTOCOL_VERSION;
     body.protocol_max = PROTOCOL_VERSION;
     body.job = (char *)job;
-    body.weight = weight;
+    body.weight = o->weight;
+    body.features = MOK_FEATURE_RESUME;
     request.body_case = MOK__REQUEST__BODY_HELLO;
     request.hello = &body;
     int r = session_call(session, &request, MOK__REPLY__BODY_HELLO, 0, &answer);
@@ -110,11 +113,13 @@ static int hello(mok_session *session, const char *job, uint32_t weight)
         return client_fail(MOK_EVERSION, "mokd %s chose protocol %u, this library speaks %u",
                            answer.reply->hello->daemon_version, answer.reply->hello->protocol, PROTOCOL_VERSION);
     snprintf(session->mps_pipe, sizeof(session->mps_pipe), "%s", answer.reply->hello->mps_pipe);
-    return 0;
+    return keeper_start(session, o->socket_path, o->resume_ms ? o->resume_ms : DEFAULT_RESUME_MS, answer.reply->hello,
+                        &session->keeper);
 }
 
 static void session_free(mok_session *session)
 {
+    keeper_stop(session->keeper);
     pthread_mutex_lock(&session->lock);
     while (session->layers)
         layer_drop(session->layers);
@@ -131,6 +136,7 @@ static void session_free(mok_session *session)
     for (uint32_t i = 0; i < MOK_MAX_DEVICES; i++)
         port_close(session->port[i]);
     control_close(session->control);
+    pthread_mutex_destroy(&session->recovering);
     pthread_mutex_destroy(&session->opening);
     pthread_mutex_destroy(&session->lock);
     free(session);
@@ -151,15 +157,16 @@ _public_ int mok_session_open(const mok_session_options *options, mok_session **
         return client_fail(MOK_ENOMEM, "no memory for a session");
     pthread_mutex_init(&session->lock, NULL);
     pthread_mutex_init(&session->opening, NULL);
+    pthread_mutex_init(&session->recovering, NULL);
     session->queue_entries = o.queue_entries;
     session->timeout_ms = o.timeout_ms ? o.timeout_ms : MOK_DEFAULT_TIMEOUT_MS;
 
     default_job(job);
     r = fork_mark(&session->fork_mark);
     if (r == 0)
-        r = control_open(o.socket_path, session->timeout_ms, on_event, session, &session->control);
+        r = control_open(o.socket_path, session->timeout_ms, session_on_event, session, &session->control);
     if (r == 0)
-        r = hello(session, o.job ? o.job : job, o.weight);
+        r = hello(session, &o, o.job ? o.job : job);
     if (r < 0) {
         session_free(session);
         return r;

@@ -4,7 +4,8 @@
  *
  * Locks: session->lock guards the lists of objects, failures of groups and bindings; a port's lock (port.h) guards
  * its queue, the tickets, and which operations use which buffer or layer. session->lock is taken before a port's,
- * never after. No lock is held over a control_call() but session->opening, which only orders the opening of queues.
+ * never after. No lock is held over a control_call() but session->opening, which only orders the opening of queues, and
+ * session->recovering, which does the same for recoveries.
  */
 #ifndef MOK_CLIENT_SESSION_H
 #define MOK_CLIENT_SESSION_H
@@ -18,6 +19,7 @@
 #include "error.h"
 #include "mok/mok.h"
 
+struct keeper;
 struct port;
 
 /* What mokd said when a group failed. Kept until the session closes. */
@@ -30,6 +32,9 @@ struct failure {
 
 struct mok_session {
     struct control *control;
+    struct keeper *keeper;      /* resume.h; NULL: the session ends with mokd */
+    uint32_t recovered;         /* losses of the connection that the program knows of; atomic */
+    pthread_mutex_t recovering; /* one mok_session_recover at a time; taken before all others */
     uint32_t fork_mark;
     uint32_t queue_entries;
     uint64_t timeout_ms; /* of a plain answer */
@@ -49,7 +54,7 @@ struct mok_group {
     mok_group *next;
     uint32_t id, ranks, rank, device;
     struct port *port;
-    uint32_t queue;                /* of the worker that the group was formed on */
+    uint32_t queue;                /* of the worker that the group is on; atomic */
     const struct failure *failure; /* set once, with release; NULL: well */
     char name[MOK_MAX_NAME + 1];
 };
@@ -85,6 +90,9 @@ struct mok_layer {
 int session_check(const mok_session *session, const char *name);
 int group_check(const mok_group *group);
 int layer_check(const mok_layer *layer);
+
+/* What mokd says without having been asked; `data` is the session. */
+void session_on_event(void *data, const Mok__Reply *reply);
 
 /* A plain request: the session's time-out. */
 int session_call(mok_session *session, Mok__Request *request, Mok__Reply__BodyCase body, size_t fds,

@@ -13,6 +13,7 @@
 
 #include <systemd/sd-journal.h>
 
+#include "message_ids.h"
 #include "mok/types.h"
 
 #define LINE_MAX_BYTES 2048
@@ -21,6 +22,7 @@
 static const char *log_identifier = "mok";
 static atomic_int log_level = MOK_LOG_INFO;
 static bool log_to_journal;
+static _Atomic(mok_log_observer) log_observer;
 
 static const struct {
     const char *text;
@@ -47,6 +49,11 @@ void mok_log_open(const char *identifier, enum mok_log_level level)
     log_identifier = identifier;
     log_to_journal = stderr_is_journal();
     mok_log_set_level(level);
+}
+
+void mok_log_observe(mok_log_observer observer)
+{
+    atomic_store_explicit(&log_observer, observer, memory_order_release);
 }
 
 void mok_log_set_level(enum mok_log_level level)
@@ -99,9 +106,10 @@ static bool next_field(char **cursor, char **ret_key, char **ret_value)
 
 static void send_to_journal(enum mok_log_level level, const char *component, const char *message, char *fields)
 {
-    char text[LINE_MAX_BYTES + 256], priority[32], component_field[128], identifier[128];
+    char text[LINE_MAX_BYTES + 256], priority[32], component_field[128], identifier[128], identity[64];
+    const char *id = mok_message_id_of(component, message);
     char values[LINE_MAX_BYTES + MAX_FIELDS * 16];
-    struct iovec part[MAX_FIELDS + 4];
+    struct iovec part[MAX_FIELDS + 5];
     int count = 0;
     size_t used = 0;
 
@@ -113,6 +121,10 @@ static void send_to_journal(enum mok_log_level level, const char *component, con
     part[count++] = (struct iovec){ priority, strlen(priority) };
     part[count++] = (struct iovec){ component_field, strlen(component_field) };
     part[count++] = (struct iovec){ identifier, strlen(identifier) };
+    if (id) {
+        snprintf(identity, sizeof(identity), "MESSAGE_ID=%s", id);
+        part[count++] = (struct iovec){ identity, strlen(identity) };
+    }
 
     char *key, *value;
     while (count < (int)ARRAY_SIZE(part) && next_field(&fields, &key, &value)) {
@@ -164,6 +176,9 @@ void mok_log(enum mok_log_level level, const char *component, const char *messag
         vsnprintf(text, sizeof(text), fields, arguments);
         va_end(arguments);
     }
+    mok_log_observer observer = atomic_load_explicit(&log_observer, memory_order_acquire);
+    if (observer)
+        observer(level, component, message, text);
     if (log_to_journal)
         send_to_journal(level, component, message, text);
     else

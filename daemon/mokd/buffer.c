@@ -5,8 +5,32 @@
 
 #include "collective.h"
 #include "group.h"
+#include "rack_groups.h"
+#include "span.h"
+#include "state.h"
 
 /* ------------------------------------------------------------------ the object */
+
+/* Takes over the storage; NULL: out of memory. */
+static struct mokd_buffer *buffer_of_storage(struct mokd_session *session, struct mokd_member *member, uint32_t id,
+                                             struct mokd_storage *storage)
+{
+    struct mokd_buffer *buffer = calloc(1, sizeof(*buffer));
+
+    if (!buffer)
+        return NULL;
+    buffer->session = session;
+    buffer->device = storage->device;
+    buffer->member = member;
+    buffer->id = id;
+    buffer->bytes = storage->bytes;
+    buffer->storage = storage;
+    TAILQ_INSERT_TAIL(&session->buffers, buffer, link);
+    session->n_buffers++;
+    if (member)
+        TAILQ_INSERT_TAIL(&member->buffers, buffer, member_link);
+    return buffer;
+}
 
 /* Charged to the session's user, with its memory. */
 static int buffer_new(struct mokd_session *session, struct mokd_device *device, struct mokd_member *member, uint32_t id,
@@ -17,27 +41,17 @@ static int buffer_new(struct mokd_session *session, struct mokd_device *device, 
     int r = mokd_user_take(session->user, MOKD_BUFFERS, 1, error);
     if (r < 0)
         return r;
-    r = mokd_storage_charge(session->user, device, bytes, &storage, error);
+    r = mokd_storage_charge(session, device, bytes, &storage, error);
     if (r < 0) {
         mokd_user_give(session->user, MOKD_BUFFERS, 1);
         return r;
     }
-    struct mokd_buffer *buffer = calloc(1, sizeof(*buffer));
+    struct mokd_buffer *buffer = buffer_of_storage(session, member, id, storage);
     if (!buffer) {
         mokd_user_give(session->user, MOKD_BUFFERS, 1);
         mokd_storage_release(storage);
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     }
-    buffer->session = session;
-    buffer->device = device;
-    buffer->member = member;
-    buffer->id = id;
-    buffer->bytes = bytes;
-    buffer->storage = storage;
-    TAILQ_INSERT_TAIL(&session->buffers, buffer, link);
-    session->n_buffers++;
-    if (member)
-        TAILQ_INSERT_TAIL(&member->buffers, buffer, member_link);
     *ret = buffer;
     return 0;
 }
@@ -50,6 +64,7 @@ static void buffer_release(struct mokd_buffer *buffer)
     mokd_user_give(buffer->session->user, MOKD_BUFFERS, 1);
     if (buffer->member)
         TAILQ_REMOVE(&buffer->member->buffers, buffer, member_link);
+    mokd_state_touch(buffer->session->server);
     mokd_storage_release(buffer->storage);
     free(buffer);
 }
@@ -64,12 +79,23 @@ struct mokd_buffer *mokd_buffer_of(const struct mokd_session *session, uint32_t 
     return NULL;
 }
 
+/* A session of which the next mokd cannot have everything ends with this one. */
+static void keep(struct mokd_buffer *buffer)
+{
+    struct mokd_session *session = buffer->session;
+
+    if (session->resumable && mokd_storage_keep(buffer->storage) < 0)
+        session->resumable = false;
+    mokd_state_touch(session->server);
+}
+
 static void hand_out(struct mokd_buffer *buffer, struct mokd_call *call)
 {
     Mok__Reply reply = MOK__REPLY__INIT;
     Mok__BufferAllocReply body = MOK__BUFFER_ALLOC_REPLY__INIT;
 
     buffer->ready = true;
+    keep(buffer);
     body.buffer = buffer->id;
     body.bytes = buffer->bytes;
     body.kind = buffer->device->config->kind;
@@ -135,6 +161,39 @@ static void unmap_at_peers(struct mokd_gather *gather, const struct mokd_buffer 
     for (uint32_t rank = 0; rank < group->size; rank++)
         if (rank != buffer->member->rank && group->member[rank] && group->member[rank]->opened)
             gather_unmap(gather, buffer, group->member[rank]);
+}
+
+/* A copy of a rank of another node, at the worker of one of ours. */
+static void send_foreign_map(const struct mokd_group *group, const struct mokd_job *job, uint32_t rank, uint64_t bytes,
+                             const struct mokd_member *at, struct mokd_gather *gather)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerBufferMap body = MOK__WORKER_BUFFER_MAP__INIT;
+    int fd = mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->id, rank);
+
+    body.session = at->session->id;
+    body.group = group->id;
+    body.rank = rank;
+    body.buffer = job->id;
+    body.bytes = bytes;
+    request.body_case = MOK__WORKER_REQUEST__BODY_BUFFER_MAP;
+    request.buffer_map = &body;
+    mokd_gather_send(gather, at->device, &request, &fd, 1, MOKD_WORKER_MAP_TIMEOUT_MS, at->rank);
+}
+
+static void send_foreign_unmap(const struct mokd_group *group, uint32_t buffer, uint32_t rank,
+                               const struct mokd_member *at, struct mokd_gather *gather)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerBufferUnmap body = MOK__WORKER_BUFFER_UNMAP__INIT;
+
+    body.session = at->session->id;
+    body.group = group->id;
+    body.rank = rank;
+    body.buffer = buffer;
+    request.body_case = MOK__WORKER_REQUEST__BODY_BUFFER_UNMAP;
+    request.buffer_unmap = &body;
+    mokd_gather_send(gather, at->device, &request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, at->rank);
 }
 
 /* ------------------------------------------------------------------ private */
@@ -215,7 +274,7 @@ void mokd_buffer_alloc(struct mokd_session *session, uint64_t id, const Mok__Buf
         return;
     }
     if (member) {
-        struct mokd_collective_params params = { .kind = MOKD_COLLECTIVE_ALLOC, .bytes = request->bytes };
+        struct group_params params = { .kind = GROUP_ALLOC, .bytes = request->bytes };
         mokd_collective_call(member, id, &params, request->timeout_ms);
         return;
     }
@@ -224,15 +283,17 @@ void mokd_buffer_alloc(struct mokd_session *session, uint64_t id, const Mok__Buf
 
 /* ------------------------------------------------------------------ symmetric */
 
-/* One allocation by all ranks; entries by rank. */
+/* One allocation by all ranks; entries by rank, those of other nodes empty. */
 struct symmetric {
     struct mokd_gather gather;
     struct mokd_group *group;
+    struct mokd_job job;
     struct mokd_error error;
+    uint64_t bytes;
     uint32_t size;
     struct {
         struct mokd_call call;
-        struct mokd_buffer *buffer;
+        struct mokd_buffer *buffer; /* NULL: of another node */
     } rank[];
 };
 
@@ -240,7 +301,11 @@ static void symmetric_end(struct symmetric *job)
 {
     struct mokd_group *group = job->group;
 
+    if (job->error.code < 0)
+        mokd_span_settle(group, job->job.id, false);
     for (uint32_t r = 0; r < job->size; r++) {
+        if (!job->rank[r].call.session)
+            continue;
         if (job->error.code == 0) {
             hand_out(job->rank[r].buffer, &job->rank[r].call);
             continue;
@@ -263,78 +328,128 @@ static void symmetric_undone(struct mokd_gather *gather)
 /* Some worker may have mapped some copy: all drop all. */
 static void symmetric_undo(struct symmetric *job)
 {
+    const struct mokd_group *group = job->group;
+
     mokd_gather_begin(&job->gather, symmetric_undone);
-    for (uint32_t at = 0; at < job->size; at++)
-        for (uint32_t r = 0; r < job->size; r++)
-            gather_unmap(&job->gather, job->rank[r].buffer, job->group->member[at]);
-    mokd_gather_end(&job->gather);
-}
-
-static void symmetric_mapped(struct mokd_gather *gather)
-{
-    struct symmetric *job = mokd_container_of(gather, struct symmetric, gather);
-
-    if (gather->first.code < 0)
-        mokd_error_set(&job->error, gather->first.code, "buffer on device %s of rank %u: %.300s",
-                       job->group->member[gather->first_tag]->device->config->name, gather->first_tag,
-                       gather->first.text);
-    else if (job->group->state == MOKD_GROUP_FAILED)
-        mokd_member_failure(job->group->member[0], &job->error);
-    if (job->error.code < 0)
-        symmetric_undo(job);
-    else
-        symmetric_end(job);
-}
-
-static void symmetric_filled(void *cookie, const struct mokd_error *error)
-{
-    struct symmetric *job = cookie;
-    struct map message;
-
-    if (error->code < 0) {
-        job->error = *error;
-        symmetric_end(job);
-        return;
-    }
-    mokd_gather_begin(&job->gather, symmetric_mapped);
     for (uint32_t at = 0; at < job->size; at++) {
-        struct mokd_member *member = job->group->member[at];
-        for (uint32_t r = 0; r < job->size; r++) {
-            struct mokd_buffer *buffer = job->rank[r].buffer;
-            map_message(buffer, member->session->id, &message);
-            mokd_gather_send(&job->gather, member->device, &message.request, &buffer->storage->fd, 1,
-                             MOKD_WORKER_MAP_TIMEOUT_MS, at);
+        for (uint32_t r = 0; group->member[at] && r < job->size; r++) {
+            if (job->rank[r].buffer)
+                gather_unmap(&job->gather, job->rank[r].buffer, group->member[at]);
+            else
+                send_foreign_unmap(group, job->job.id, r, group->member[at], &job->gather);
         }
     }
     mokd_gather_end(&job->gather);
 }
 
-static int symmetric_charge(struct symmetric *job, uint32_t rank, uint32_t id, uint64_t bytes, struct mokd_error *error)
+/* Mapped here and everywhere, or not to be. */
+static void symmetric_verdict(void *cookie, const struct mokd_error *error)
+{
+    struct symmetric *job = cookie;
+
+    job->error = *error;
+    if (error->code < 0)
+        symmetric_undo(job);
+    else
+        symmetric_end(job);
+}
+
+/* What cannot be made here is nowhere made; no worker has heard of it. */
+static void symmetric_unmade(void *cookie, const struct mokd_error *error)
+{
+    struct symmetric *job = cookie;
+
+    job->error = *error;
+    symmetric_end(job);
+}
+
+static void symmetric_mapped(struct mokd_gather *gather)
+{
+    struct symmetric *job = mokd_container_of(gather, struct symmetric, gather);
+    struct mokd_error error = { 0 };
+
+    if (gather->first.code < 0)
+        mokd_error_set(&error, gather->first.code, "buffer on device %s of rank %u: %.300s",
+                       job->group->member[gather->first_tag]->device->config->name, gather->first_tag,
+                       gather->first.text);
+    else if (job->group->state == MOKD_GROUP_FAILED)
+        mokd_error_set(&error, -MOK_EPEER, "%s", job->group->failure); /* each is told his own reason */
+    mokd_span_prepared(job->group, job->job.index, &error, gather->first_tag, symmetric_verdict, job);
+}
+
+static void symmetric_exchanged(void *cookie, const struct mokd_error *error)
+{
+    struct symmetric *job = cookie;
+    const struct mokd_group *group = job->group;
+
+    if (error->code < 0) {
+        mokd_span_prepared(job->group, job->job.index, error, 0, symmetric_unmade, job);
+        return;
+    }
+    mokd_gather_begin(&job->gather, symmetric_mapped);
+    for (uint32_t at = 0; at < job->size; at++) {
+        struct mokd_member *member = group->member[at];
+        for (uint32_t r = 0; member && r < job->size; r++) {
+            if (job->rank[r].buffer)
+                mokd_buffer_send_map(job->rank[r].buffer, member, &job->gather);
+            else
+                send_foreign_map(group, &job->job, r, job->bytes, member, &job->gather);
+        }
+    }
+    mokd_span_settle(job->group, job->job.id, true); /* from now on their owners may have them unmapped */
+    mokd_gather_end(&job->gather);
+}
+
+static void symmetric_filled(void *cookie, const struct mokd_error *error)
+{
+    struct symmetric *job = cookie;
+    int fds[MOK_MAX_EP];
+
+    if (error->code < 0) {
+        mokd_span_prepared(job->group, job->job.index, error, 0, symmetric_unmade, job);
+        return;
+    }
+    for (uint32_t r = 0; r < job->size; r++)
+        fds[r] = job->rank[r].buffer ? job->rank[r].buffer->storage->fd : -1;
+    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->job.id, fds, job->bytes, symmetric_exchanged,
+                       job);
+}
+
+static int symmetric_charge(struct symmetric *job, uint32_t rank, struct mokd_error *error)
 {
     struct mokd_member *member = job->group->member[rank];
 
-    return buffer_new(member->session, member->device, member, id, bytes, &job->rank[rank].buffer, error);
+    return buffer_new(member->session, member->device, member, job->job.id, job->bytes, &job->rank[rank].buffer, error);
 }
 
-static int symmetric_begin(struct symmetric *job, uint64_t bytes)
+static int symmetric_begin(struct symmetric *job, struct mokd_error *error)
 {
-    struct mokd_server *server = job->group->server;
-    struct mokd_error error = { 0 };
+    struct mokd_error why = { 0 };
     _cleanup_free_ struct mokd_storage **list = calloc(job->size, sizeof(*list));
-    uint32_t id = mokd_server_next_id(server);
+    size_t count = 0;
 
     if (!list)
-        return mokd_error_set(&job->error, -MOK_ENOMEM, "mokd is out of memory");
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     for (uint32_t r = 0; r < job->size; r++) {
-        if (symmetric_charge(job, r, id, bytes, &error) < 0)
-            return mokd_error_set(&job->error, error.code, "rank %u: %.400s", r, error.text);
-        list[r] = job->rank[r].buffer->storage;
+        if (!job->rank[r].call.session)
+            continue;
+        if (symmetric_charge(job, r, &why) < 0)
+            return mokd_error_set(error, why.code, "rank %u: %.400s", r, why.text);
+        list[count++] = job->rank[r].buffer->storage;
     }
-    int r = mokd_storage_fill(list, job->size, symmetric_filled, job);
-    return r < 0 ? mokd_error_set(&job->error, r, "mokd is out of memory") : 0;
+    int r = mokd_storage_fill(list, count, symmetric_filled, job);
+    return r < 0 ? mokd_error_set(error, r, "mokd is out of memory") : 0;
 }
 
-void mokd_symmetric_alloc(struct mokd_group *group, struct mokd_call *calls, uint64_t bytes)
+/* So little is left that not even that can be kept. */
+static void forget_job(struct mokd_group *group, const struct mokd_error *error)
+{
+    if (group->span)
+        mokd_group_fail(group, 0, error->text);
+}
+
+void mokd_symmetric_alloc(struct mokd_group *group, const struct mokd_job *what, struct mokd_call *calls,
+                          uint64_t bytes)
 {
     struct symmetric *job = calloc(1, sizeof(*job) + group->size * sizeof(job->rank[0]));
     struct mokd_error error = { 0 };
@@ -342,16 +457,20 @@ void mokd_symmetric_alloc(struct mokd_group *group, struct mokd_call *calls, uin
     if (!job) {
         mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
         for (uint32_t r = 0; r < group->size; r++)
-            mokd_call_fail(&calls[r], &error);
+            if (calls[r].session)
+                mokd_call_fail(&calls[r], &error);
+        forget_job(group, &error);
         return;
     }
     job->group = group;
+    job->job = *what;
+    job->bytes = bytes;
     job->size = group->size;
     for (uint32_t r = 0; r < group->size; r++)
         job->rank[r].call = calls[r];
     mokd_group_run_begin(group);
-    if (symmetric_begin(job, bytes) < 0)
-        symmetric_end(job);
+    if (symmetric_begin(job, &error) < 0)
+        mokd_span_prepared(group, what->index, &error, 0, symmetric_unmade, job);
 }
 
 /* ------------------------------------------------------------------ freeing */
@@ -361,8 +480,10 @@ static void freed(struct mokd_gather *gather);
 static void free_at_peers(struct mokd_buffer *buffer)
 {
     mokd_gather_begin(&buffer->gather, freed);
-    if (buffer->member)
+    if (buffer->member) {
         unmap_at_peers(&buffer->gather, buffer);
+        mokd_rack_drop(buffer->member->group, buffer->member->rank, buffer->id, &buffer->gather);
+    }
     mokd_gather_end(&buffer->gather);
 }
 
@@ -408,6 +529,9 @@ void mokd_buffer_free(struct mokd_session *session, uint64_t id, const Mok__Buff
         mokd_error_set(&error, -MOK_EBUFFER, "buffer = %u: the session has no such buffer", request->buffer);
     else if (buffer->bindings > 0)
         mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: bound to a layer in %u places", buffer->id, buffer->bindings);
+    else if (buffer->member && buffer->member->group->state == MOKD_GROUP_SUSPENDED)
+        mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: its group is being restored after a restart of mokd",
+                       buffer->id);
     else if (buffer->member && buffer->member->leaving)
         mokd_error_set(&error, -MOK_EBUSY, "buffer = %u: the session is leaving its group", buffer->id);
     if (error.code < 0) {
@@ -430,6 +554,23 @@ void mokd_member_buffers_unmap(struct mokd_member *member, struct mokd_gather *g
 
     TAILQ_FOREACH(buffer, &member->buffers, member_link)
         unmap_at_peers(gather, buffer);
+    if (!TAILQ_EMPTY(&member->buffers))
+        mokd_rack_drop(member->group, member->rank, 0, gather);
+}
+
+void mokd_foreign_buffers_unmap(struct mokd_group *group, uint32_t rank, uint32_t buffer, struct mokd_gather *gather)
+{
+    struct mokd_foreign *foreign, *next;
+
+    for (foreign = TAILQ_FIRST(&group->span->foreign); foreign; foreign = next) {
+        next = TAILQ_NEXT(foreign, link);
+        if (!foreign->mapped || foreign->rank != rank || (buffer && foreign->object != buffer))
+            continue;
+        for (uint32_t at = 0; at < group->size; at++)
+            if (group->member[at] && group->member[at]->opened && !group->member[at]->going)
+                send_foreign_unmap(group, foreign->object, rank, group->member[at], gather);
+        mokd_span_forget_foreign(group, foreign);
+    }
 }
 
 void mokd_member_buffers_release(struct mokd_member *member)
@@ -451,18 +592,54 @@ static void dropped(void *cookie, uint32_t tag, const struct mokd_answer *answer
     mokd_session_unref(session);
 }
 
+static void drop(struct mokd_buffer *buffer)
+{
+    struct unmap message;
+
+    buffer->going = true;
+    mokd_session_ref(buffer->session);
+    unmap_message(buffer, buffer->session->id, &message);
+    mokd_device_send(buffer->device, &message.request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, dropped, buffer, 0);
+}
+
 void mokd_buffers_drop(struct mokd_session *session)
 {
     struct mokd_buffer *buffer, *next;
-    struct unmap message;
 
     for (buffer = TAILQ_FIRST(&session->buffers); buffer; buffer = next) {
         next = TAILQ_NEXT(buffer, link);
-        buffer->going = true;
-        mokd_session_ref(session);
-        unmap_message(buffer, session->id, &message);
-        mokd_device_send(buffer->device, &message.request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS, dropped, buffer, 0);
+        drop(buffer);
     }
+}
+
+/* No worker knows a copy of a symmetric one while its group is suspended. */
+void mokd_buffer_drop(struct mokd_buffer *buffer)
+{
+    if (buffer->member)
+        buffer_release(buffer);
+    else
+        drop(buffer);
+}
+
+int mokd_buffer_adopt(struct mokd_session *session, struct mokd_member *member, uint32_t id,
+                      struct mokd_storage *storage)
+{
+    struct mokd_buffer *buffer = buffer_of_storage(session, member, id, storage);
+
+    if (!buffer)
+        return -MOK_ENOMEM;
+    mokd_user_adopt(session->user, MOKD_BUFFERS, 1);
+    buffer->ready = true;
+    return 0;
+}
+
+void mokd_buffer_send_map(const struct mokd_buffer *buffer, const struct mokd_member *at, struct mokd_gather *gather)
+{
+    struct map message;
+
+    map_message(buffer, at->session->id, &message);
+    mokd_gather_send(gather, at->device, &message.request, &buffer->storage->fd, 1, MOKD_WORKER_MAP_TIMEOUT_MS,
+                     at->rank);
 }
 
 static void attached(void *cookie, uint32_t tag, const struct mokd_answer *answer)
@@ -484,7 +661,7 @@ void mokd_buffers_attach(struct mokd_device *device)
     struct map message;
 
     TAILQ_FOREACH(session, &device->server->sessions, link) {
-        if (session->state != MOKD_SESSION_OPEN)
+        if (session->state != MOKD_SESSION_OPEN && session->state != MOKD_SESSION_AWAY)
             continue;
         TAILQ_FOREACH(buffer, &session->buffers, link) {
             if (buffer->member || buffer->device != device || !buffer->ready || buffer->going)

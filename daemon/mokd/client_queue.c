@@ -4,10 +4,14 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "admission.h"
+#include "job_totals.h"
 #include "layer.h"
 #include "memory.h"
 #include "mok/ring_abi.h"
 #include "names.h"
+#include "state.h"
+#include "usage.h"
 
 #define QUEUE_DESCRIPTORS 4u
 
@@ -52,6 +56,8 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
     queue->device = device;
     queue->ring = (struct mok_queue)MOK_QUEUE_INIT;
     queue->id = mokd_server_next_id(session->server);
+    queue->usage = mokd_usage_ref(session, device);
+    mokd_usage_hold_bytes(queue->usage, bytes);
     TAILQ_INSERT_TAIL(&session->queues, queue, link);
     TAILQ_INSERT_TAIL(&device->queues, queue, device_link);
     device->n_queues++;
@@ -60,11 +66,17 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
 
 static void queue_free(struct mokd_queue *queue)
 {
+    mokd_job_totals_take(queue);
+    mokd_usage_free_bytes(queue->usage, queue->bytes);
+    mokd_usage_unref(queue->usage);
     uncharge(queue->session->user, queue->bytes);
     queue->session->ops_done += queue->ops_done;
+    queue->session->device_ns += queue->counted.device_ns;
+    queue->session->rows += queue->counted.rows;
     TAILQ_REMOVE(&queue->session->queues, queue, link);
     TAILQ_REMOVE(&queue->device->queues, queue, device_link);
     queue->device->n_queues--;
+    mokd_device_emptier(queue->device);
     mok_queue_destroy(&queue->ring);
     free(queue);
 }
@@ -114,6 +126,7 @@ static void hand_out(struct mokd_queue *queue)
     int fds[] = { queue->ring.control_fd, queue->ring.submit_fd, queue->ring.doorbell_fd };
 
     queue->open = true;
+    mokd_state_touch(queue->session->server); /* its id */
     body.queue = queue->id;
     body.control_bytes = queue->ring.layout.control_bytes;
     body.submit_bytes = queue->ring.layout.submit_bytes;
@@ -168,7 +181,7 @@ static int check_open(struct mokd_session *session, const Mok__QueueOpen *reques
     if (queue)
         return mokd_error_set(error, -MOK_EEXIST, "device = %u: the session has queue %u on it", request->device,
                               queue->id);
-    return 0;
+    return mokd_admit_queue(session, *ret_device, error);
 }
 
 void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__QueueOpen *request)
@@ -367,11 +380,14 @@ void mokd_queue_close(struct mokd_session *session, uint64_t id, const Mok__Queu
 
 /* ------------------------------------------------------------------ what befalls them */
 
+/* While mokd stops, that is why. */
 static void recover(struct mokd_queue *queue)
 {
-    int owed = mok_queue_recover(&queue->ring, -MOK_EWORKER);
+    int code = queue->session->server->stopping ? -MOK_EDAEMON : -MOK_EWORKER;
+    int owed = mok_queue_recover(&queue->ring, code);
 
-    mok_queue_close(&queue->ring, -MOK_EWORKER);
+    queue->device->recovered_ops += owed > 0 ? (uint64_t)owed : 0;
+    mok_queue_close(&queue->ring, code);
     mok_log(MOK_LOG_INFO, "queue", "ended with its worker", "queue=%u session=%" PRIu64 " device=%s owed=%d", queue->id,
             queue->session->id, queue->device->config->name, owed);
 }
@@ -404,8 +420,10 @@ void mokd_queue_broken(struct mokd_device *device, uint32_t id, int code, const 
 void mokd_queue_take_stats(struct mokd_device *device, const Mok__WorkerQueueStats *stats)
 {
     struct mokd_queue *queue = queue_at_device(device, stats->queue);
-    if (queue)
-        queue->ops_done = stats->ops_done;
+    if (!queue)
+        return;
+    queue->ops_done = stats->ops_done;
+    mokd_job_totals_take_stats(queue, stats);
 }
 
 /* ------------------------------------------------------------------ questions */

@@ -16,7 +16,12 @@ struct mokd_queue {
     bool open;    /* the worker serves it and the client has it */
     bool closing; /* the worker has been told to let go */
     uint64_t bytes; /* charged to the user */
+    struct mokd_usage_row *usage;
     uint64_t ops_done;
+    struct {
+        uint64_t ops, errors, rows, device_ns;
+    } counted; /* what its worker had counted when it was looked at last: job_totals.c */
+    uint32_t in_flight; /* the same */
     struct mokd_call call;       /* the QueueOpen under way */
     struct mokd_call close_call; /* the QueueClose under way */
 };

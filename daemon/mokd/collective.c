@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "buffer.h"
+#include "rack_groups.h"
 #include "timer.h"
 
 struct entry {
@@ -13,7 +14,7 @@ struct entry {
     struct mokd_call call; /* session NULL: not called yet, or answered */
     struct mokd_timer *deadline;
     uint64_t timeout_ms;
-    struct mokd_collective_params params;
+    struct group_params params;
     uint32_t rank;
     bool arrived;
 };
@@ -69,22 +70,6 @@ static void fail_waiting(struct mokd_collective *collective)
 
 /* ------------------------------------------------------------------ waiting in vain */
 
-const char *mokd_missing_ranks(uint32_t size, bool (*is_missing)(const void *cookie, uint32_t rank), const void *cookie,
-                               char *buffer, size_t length)
-{
-    size_t used = 0;
-
-    buffer[0] = '\0';
-    for (uint32_t rank = 0; rank < size && used + 16 < length; rank++) {
-        if (!is_missing(cookie, rank))
-            continue;
-        used += (size_t)snprintf(buffer + used, length - used, "%s%u", used ? ", " : "", rank);
-    }
-    if (used + 16 >= length)
-        snprintf(buffer + used, length - used, " and others");
-    return buffer;
-}
-
 static bool has_not_called(const void *cookie, uint32_t rank)
 {
     const struct mokd_collective *collective = cookie;
@@ -100,7 +85,7 @@ static void overdue(void *cookie)
     mokd_error_set(&collective->failure, -MOK_ETIMEDOUT,
                    "rank %u of group %s waited %" PRIu64 " ms: no call came from rank %s", entry->rank,
                    collective->group->name, entry->timeout_ms,
-                   mokd_missing_ranks(collective->group->size, has_not_called, collective, missing, sizeof(missing)));
+                   group_missing(collective->group->size, has_not_called, collective, missing, sizeof(missing)));
     fail_waiting(collective);
 }
 
@@ -123,89 +108,51 @@ void mokd_collectives_abort(struct mokd_group *group)
 
 /* ------------------------------------------------------------------ saying the same */
 
-static const char *kind_text(enum mokd_collective_kind kind)
+static const struct group_params *params_of(const void *cookie, uint32_t rank)
 {
-    return kind == MOKD_COLLECTIVE_ALLOC ? "a symmetric allocation" : "a layer";
-}
-
-static int differ(struct mokd_error *error, uint32_t rank, const char *field, uint64_t first, uint64_t other)
-{
-    return mokd_error_set(error, -MOK_EMISMATCH, "ranks 0 and %u differ on %s: %" PRIu64 " and %" PRIu64, rank, field,
-                          first, other);
-}
-
-static int compare_specs(const struct mok_layer_spec *first, const struct mok_layer_spec *other, uint32_t rank,
-                         struct mokd_error *error)
-{
-    const struct {
-        const char *name;
-        uint64_t first, other;
-    } field[] = {
-        { "hidden", first->hidden, other->hidden },
-        { "intermediate", first->intermediate, other->intermediate },
-        { "experts", first->experts, other->experts },
-        { "topk", first->topk, other->topk },
-        { "max_tokens", first->max_tokens, other->max_tokens },
-        { "precision", first->precision, other->precision },
-        { "shared_intermediate", first->shared_intermediate, other->shared_intermediate },
-        { "ring_bytes", first->ring_bytes, other->ring_bytes },
-        { "minibatch_rows", first->minibatch_rows, other->minibatch_rows },
-        { "comm_units", first->comm_units, other->comm_units },
-    };
-    for (size_t i = 0; i < ARRAY_SIZE(field); i++)
-        if (field[i].first != field[i].other)
-            return differ(error, rank, field[i].name, field[i].first, field[i].other);
-    if (memcmp(&first->clamp, &other->clamp, sizeof(first->clamp)) != 0)
-        return mokd_error_set(error, -MOK_EMISMATCH, "ranks 0 and %u differ on clamp: %g and %g", rank,
-                              (double)first->clamp, (double)other->clamp);
-    return 0;
+    const struct mokd_collective *collective = cookie;
+    return &collective->entry[rank].params;
 }
 
 static int compare(const struct mokd_collective *collective, struct mokd_error *error)
 {
-    const struct mokd_collective_params *first = &collective->entry[0].params;
+    struct group_calls calls = { .size = collective->group->size, .params = params_of, .cookie = collective };
+    struct group_error differ;
 
-    for (uint32_t rank = 1; rank < collective->group->size; rank++) {
-        const struct mokd_collective_params *other = &collective->entry[rank].params;
-        int r = 0;
-        if (first->kind != other->kind)
-            r = mokd_error_set(error, -MOK_EMISMATCH, "rank 0 asks for %s and rank %u for %s", kind_text(first->kind),
-                               rank, kind_text(other->kind));
-        else if (first->kind == MOKD_COLLECTIVE_ALLOC && first->bytes != other->bytes)
-            r = differ(error, rank, "bytes", first->bytes, other->bytes);
-        else if (first->kind == MOKD_COLLECTIVE_LAYER)
-            r = compare_specs(&first->spec, &other->spec, rank, error);
-        if (r < 0)
-            return r;
-    }
-    return 0;
+    int r = group_agree(&calls, &differ);
+    return r < 0 ? mokd_error_set(error, r, "%s", differ.text) : 0;
 }
 
 /* ------------------------------------------------------------------ calling */
 
-static void run(struct mokd_collective *collective)
+/* All ranks agree; calls of other nodes' ranks are theirs to answer. `object` is the new thing's id. */
+static void run(struct mokd_collective *collective, uint32_t object)
 {
     struct mokd_group *group = collective->group;
     struct mokd_call calls[MOK_MAX_EP];
     struct mok_layer_spec specs[MOK_MAX_EP];
-    enum mokd_collective_kind kind = collective->entry[0].params.kind;
-    uint64_t bytes = collective->entry[0].params.bytes;
+    struct mokd_job job = { .index = collective->index + 1, .id = object };
+    uint32_t first = 0;
 
+    while (first + 1 < group->size && !collective->entry[first].arrived)
+        first++;
+    uint32_t kind = collective->entry[first].params.kind;
+    uint64_t bytes = collective->entry[first].params.bytes;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         calls[rank] = collective->entry[rank].call;
         specs[rank] = collective->entry[rank].params.spec;
     }
     collective_free(collective);
-    if (kind == MOKD_COLLECTIVE_ALLOC)
-        mokd_symmetric_alloc(group, calls, bytes);
+    if (kind == GROUP_ALLOC)
+        mokd_symmetric_alloc(group, &job, calls, bytes);
     else
-        mokd_layer_make(group, calls, specs);
+        mokd_layer_make(group, &job, calls, specs);
 }
 
 static void all_called(struct mokd_collective *collective)
 {
     if (collective->failure.code == 0 && compare(collective, &collective->failure) == 0) {
-        run(collective);
+        run(collective, mokd_server_next_id(collective->group->server));
         return;
     }
     fail_waiting(collective);
@@ -218,7 +165,7 @@ static int arrive(struct mokd_member *member, uint64_t timeout_ms, struct mokd_c
     if (!collective)
         return -MOK_ENOMEM;
     struct entry *entry = &collective->entry[member->rank];
-    if (timeout_ms > 0) {
+    if (timeout_ms > 0 && !member->group->span) { /* else the lead counts it */
         entry->timeout_ms = timeout_ms;
         entry->deadline = mokd_timer_start(&member->group->server->loop, timeout_ms, overdue, entry);
         if (!entry->deadline)
@@ -228,7 +175,51 @@ static int arrive(struct mokd_member *member, uint64_t timeout_ms, struct mokd_c
     return 0;
 }
 
-void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct mokd_collective_params *params,
+static void ask_lead(struct mokd_member *member, struct mokd_collective *collective, const struct group_params *params,
+                     uint64_t timeout_ms)
+{
+    struct entry *entry = &collective->entry[member->rank];
+    struct mokd_error error;
+
+    int r = mokd_rack_call(member, collective->index, params, timeout_ms);
+    if (r == 0 || !entry->call.session)
+        return;
+    mokd_error_set(&error, r, "group %s: the lead of its ranks cannot be asked", member->group->name);
+    mokd_call_fail(&entry->call, &error);
+}
+
+static struct mokd_collective *find(const struct mokd_group *group, uint64_t index)
+{
+    struct mokd_collective *collective;
+
+    TAILQ_FOREACH(collective, &group->collectives, link)
+        if (collective->index + 1 == index)
+            return collective;
+    return NULL;
+}
+
+void mokd_collective_prepare(struct mokd_group *group, uint64_t index, uint32_t object)
+{
+    struct mokd_collective *collective = find(group, index);
+
+    if (collective)
+        run(collective, object);
+}
+
+bool mokd_collective_refuse(struct mokd_group *group, uint64_t index, const struct mokd_error *error)
+{
+    struct mokd_collective *collective = find(group, index);
+
+    if (!collective)
+        return false;
+    collective->failure = *error;
+    fail_waiting(collective);
+    if (collective->arrived == group->joined)
+        collective_free(collective);
+    return true;
+}
+
+void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct group_params *params,
                           uint64_t timeout_ms)
 {
     struct mokd_collective *collective;
@@ -245,7 +236,9 @@ void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct 
     entry->params = *params;
     entry->arrived = true;
     collective->arrived++;
-    if (collective->arrived == member->group->size)
+    if (member->group->span)
+        ask_lead(member, collective, params, timeout_ms);
+    else if (collective->arrived == member->group->size)
         all_called(collective);
     else if (collective->failure.code < 0)
         fail_waiting(collective);

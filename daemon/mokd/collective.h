@@ -9,24 +9,18 @@
 
 #include "group.h"
 #include "layer.h"
-
-enum mokd_collective_kind { MOKD_COLLECTIVE_ALLOC = 1, MOKD_COLLECTIVE_LAYER = 2 };
-
-struct mokd_collective_params {
-    enum mokd_collective_kind kind;
-    uint64_t bytes;             /* ALLOC */
-    struct mok_layer_spec spec; /* LAYER; ep and rank filled in */
-};
+#include "rack/group_agree.h"
 
 /* The next call of a rank. Answered once all have come, or with why not. timeout_ms 0: waits for ever. */
-void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct mokd_collective_params *params,
+void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct group_params *params,
                           uint64_t timeout_ms);
+
+/* The lead of a group with ranks on other nodes says (index: 1, 2, ...): all ranks agree, make `object`. */
+void mokd_collective_prepare(struct mokd_group *group, uint64_t index, uint32_t object);
+/* Or that they do not. False: it is under way here. */
+bool mokd_collective_refuse(struct mokd_group *group, uint64_t index, const struct mokd_error *error);
 
 /* The group has failed: ends the calls that wait. */
 void mokd_collectives_abort(struct mokd_group *group);
-
-/* "1, 3 and 5": ranks of the group for which `is_missing` says so. Returns `buffer`. */
-const char *mokd_missing_ranks(uint32_t size, bool (*is_missing)(const void *cookie, uint32_t rank), const void *cookie,
-                               char *buffer, size_t length);
 
 #endif

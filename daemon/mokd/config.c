@@ -14,6 +14,7 @@
 
 #include <ini.h>
 
+#include "endpoint.h"
 #include "kernels/layer.h"
 #include "names.h"
 
@@ -29,9 +30,18 @@ static const struct key daemon_keys[] = {
     { "log_level", VALUE_LEVEL, offsetof(struct mokd_config, log_level), 0, 0 },
     { "worker", VALUE_PATH, offsetof(struct mokd_config, worker), 1, MOKD_PATH_MAX - 1 },
     { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000 },
+    { "resume_timeout", VALUE_U32, offsetof(struct mokd_config, resume_timeout), 0, 3600 },
     { "sharing", VALUE_SHARING, offsetof(struct mokd_config, sharing), 0, 0 },
     { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
     { "admin_group", VALUE_ADMIN_GROUP, 0, 0, 0 },
+    { "state_dir", VALUE_PATH, offsetof(struct mokd_config, state_dir), 1, MOKD_PATH_MAX - 1 },
+    { "usage_days", VALUE_U32, offsetof(struct mokd_config, usage_days), 1, 36500 },
+    { "usage_bytes", VALUE_SIZE, offsetof(struct mokd_config, usage_bytes), 1u << 20, UINT64_MAX },
+};
+
+static const struct key metrics_keys[] = {
+    { "listen", VALUE_ENDPOINT, offsetof(struct mokd_config, metrics_listen), 1, MOKD_PATH_MAX - 1 },
+    { "socket_mode", VALUE_MODE, offsetof(struct mokd_config, metrics_mode), 0600, 0777 },
 };
 
 static const struct key device_keys[] = {
@@ -198,6 +208,18 @@ static void set_choice(struct parser *parser, const struct key *key, void *base,
     config_complain(parser, "[%s] %s = %s: must be %s", parser->section_text, key->name, text, list);
 }
 
+static void set_endpoint(struct parser *parser, const struct key *key, void *base, const char *text)
+{
+    struct mokd_endpoint endpoint;
+    struct mokd_error error = { 0 };
+
+    if (strlen(text) <= key->max && mokd_endpoint_parse(text, &endpoint, &error) == 0)
+        memcpy(config_field(base, key), text, strlen(text) + 1);
+    else
+        config_complain(parser, "[%s] %s = %s: %s", parser->section_text, key->name, text,
+                 error.code ? error.text : "is too long");
+}
+
 static void set_value(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     if (!*text) {
@@ -220,6 +242,9 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
     case VALUE_DEVICE_KIND:
         set_device_kind(parser, key, base, text);
         return;
+    case VALUE_ENDPOINT:
+        set_endpoint(parser, key, base, text);
+        return;
     case VALUE_SHARING:
         set_choice(parser, key, base, text, sharing_words);
         return;
@@ -241,6 +266,11 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
         parser->config->has_admin_group = config_group_to_gid(text, &parser->config->admin_gid);
         if (!parser->config->has_admin_group)
             config_complain(parser, "[%s] %s = %s: this machine knows no such group", parser->section_text, key->name, text);
+        return;
+    case VALUE_RACK_NAME:
+    case VALUE_RACK_ADDRESS:
+    case VALUE_RACK_KEY:
+        config_set_rack(parser, key, base, text);
         return;
     case VALUE_LEVEL:
         if (mok_log_level_parse(text, (enum mok_log_level *)config_field(base, key)) < 0)
@@ -311,13 +341,22 @@ static enum section begin_section(struct parser *parser)
         return begin_once(parser, &parser->seen_daemon, SECTION_DAEMON);
     if (strcmp(text, "limits") == 0)
         return begin_once(parser, &parser->seen_limits, SECTION_LIMITS);
+    if (strcmp(text, "metrics") == 0) {
+        snprintf(parser->config->metrics_listen, sizeof(parser->config->metrics_listen), MOKD_DEFAULT_METRICS);
+        return begin_once(parser, &parser->seen_metrics, SECTION_METRICS);
+    }
+    if (strcmp(text, "rack") == 0)
+        return begin_once(parser, &parser->seen_rack, SECTION_RACK);
+    if (strncmp(text, "node ", 5) == 0)
+        return config_begin_node(parser, text + 5 + strspn(text + 5, " \t"));
     if (strncmp(text, "device ", 7) == 0)
         return begin_device(parser, text + 7 + strspn(text + 7, " \t"));
     if (strncmp(text, "user ", 5) == 0)
         return config_begin_tenant(parser, text + 5 + strspn(text + 5, " \t"), SECTION_USER);
     if (strncmp(text, "group ", 6) == 0)
         return config_begin_tenant(parser, text + 6 + strspn(text + 6, " \t"), SECTION_GROUP);
-    config_complain(parser, "[%s]: unknown section; known are [daemon], [limits], [user NAME], [group NAME] and [device NAME]",
+    config_complain(parser, "[%s]: unknown section; known are [daemon], [limits], [metrics], [user NAME], [group NAME], [device NAME], "
+                    "[rack] and [node NAME]",
              text);
     return SECTION_BAD;
 }
@@ -349,6 +388,18 @@ static const struct key *section_keys(const struct parser *parser, size_t *ret_c
         *ret_count = ARRAY_SIZE(device_keys);
         *ret_base = &config->devices[config->n_devices - 1];
         return device_keys;
+    case SECTION_METRICS:
+        *ret_count = ARRAY_SIZE(metrics_keys);
+        *ret_base = config;
+        return metrics_keys;
+    case SECTION_RACK:
+        *ret_count = CONFIG_RACK_KEYS;
+        *ret_base = config;
+        return config_rack_keys;
+    case SECTION_NODE:
+        *ret_count = CONFIG_NODE_KEYS;
+        *ret_base = &config->nodes[config->rack.n_nodes - 1];
+        return config_node_keys;
     case SECTION_NONE:
     case SECTION_BAD:
         break;
@@ -484,6 +535,11 @@ static void set_defaults(struct mokd_config *config)
         .worker_timeout = 10,
         .log_level = MOK_LOG_INFO,
         .poll_us = 0,
+        .usage_days = 400,
+        .usage_bytes = 256u << 20,
+        .resume_timeout = 10,
+        .metrics_mode = 0660,
+        .rack = { .heartbeat_ms = 250, .timeout_ms = 2000 },
         .limits = { .of = { [MOKD_BYTES] = MOKD_NO_LIMIT,
                             [MOKD_SESSIONS] = 64,
                             [MOKD_GROUPS] = 1024,
@@ -523,6 +579,7 @@ int mokd_config_load(const char *path, mokd_config_report report, void *cookie, 
     fclose(parser.file);
     check_whole(&parser);
     config_resolve_devices(&parser);
+    config_check_rack(&parser);
     config.path = strdup(path);
     if (parser.out_of_memory || !config.path)
         config_complain(&parser, "out of memory");
@@ -546,8 +603,12 @@ void mokd_config_release(struct mokd_config *config)
     free(config->groups);
     free(config->devices);
     free(config->path);
+    free(config->nodes);
     config->users = config->groups = NULL;
     config->devices = NULL;
+    config->nodes = NULL;
+    config->rack.nodes = NULL;
+    config->rack.n_nodes = 0;
     config->limits_devices = config->path = NULL;
     config->n_users = config->n_groups = config->n_devices = 0;
 }

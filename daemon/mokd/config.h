@@ -12,10 +12,12 @@
 
 #include "common/log.h"
 #include "mok/types.h"
+#include "rack/rack.h"
 
 #define MOKD_DEFAULT_CONFIG "/etc/mok/mokd.conf"
 #define MOKD_DEFAULT_RUNTIME_DIR "/run/mok"
 #define MOKD_SOCKET_NAME "mokd.sock"
+#define MOKD_DEFAULT_METRICS "127.0.0.1:9643" /* where there is a section [metrics] */
 #define MOKD_PATH_MAX 256
 /* What the administrator's socket is called beside a client socket NAME.sock or NAME. */
 #define MOKD_ADMIN_SUFFIX "-admin.sock"
@@ -82,8 +84,14 @@ struct mokd_config {
     uint32_t device_failure; /* enum mokd_failure */
     enum mok_log_level log_level;
     uint32_t poll_us;
+    uint32_t resume_timeout;       /* seconds that sessions wait for their clients after a restart; 0: nothing is kept */
     uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
     char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
+    char metrics_listen[MOKD_PATH_MAX]; /* endpoint.h; "": off */
+    uint32_t metrics_mode;              /* of a Unix socket */
+    char state_dir[MOKD_PATH_MAX]; /* "": $STATE_DIRECTORY, and without that nothing is kept */
+    uint32_t usage_days;           /* how long the usage of jobs is kept */
+    uint64_t usage_bytes;          /* at most, on disk */
     uint32_t has_admin_group;
     gid_t admin_gid;
     struct mokd_limits limits; /* whoever has no section */
@@ -92,6 +100,9 @@ struct mokd_config {
     size_t n_users, n_groups;
     struct mokd_device_config *devices;
     size_t n_devices;
+    struct rack_config rack; /* node "": this mokd is in no rack */
+    struct rack_node_config *nodes; /* its inventory */
+    char link_domain[MOK_MAX_NAME + 1]; /* of nodes that name none */
 };
 
 /* Takes one sentence: "file:line: [section] key = value: what is wrong, and the bound". */

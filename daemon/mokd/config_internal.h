@@ -12,7 +12,8 @@
 /* inih's own line buffer; a longer line would reach it in pieces. */
 #define CONFIG_MAX_LINE 197
 
-enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_GROUP, SECTION_DEVICE };
+enum section { SECTION_NONE, SECTION_BAD, SECTION_DAEMON, SECTION_LIMITS, SECTION_USER, SECTION_GROUP, SECTION_DEVICE,
+               SECTION_METRICS, SECTION_RACK, SECTION_NODE };
 enum value_kind {
     VALUE_U32,
     VALUE_ENTRIES, /* of a queue: a power of two */
@@ -28,6 +29,10 @@ enum value_kind {
     VALUE_BOOL,
     VALUE_DEVICES,
     VALUE_ADMIN_GROUP,
+    VALUE_ENDPOINT,
+    VALUE_RACK_NAME,
+    VALUE_RACK_ADDRESS,
+    VALUE_RACK_KEY,
 };
 
 struct parser {
@@ -43,7 +48,7 @@ struct parser {
     uint32_t seen;   /* keys of this section, by index in its table */
     bool expect_key; /* the line just handed to inih holds a key */
     bool out_of_memory;
-    bool seen_daemon, seen_limits;
+    bool seen_daemon, seen_limits, seen_metrics, seen_rack;
 };
 
 struct key {
@@ -67,5 +72,14 @@ void config_set_priority(struct parser *parser, const struct key *key, void *bas
 void config_keep_devices(struct parser *parser, const char *text);
 void config_resolve_devices(struct parser *parser); /* at the file's end */
 bool config_group_to_gid(const char *name, gid_t *ret);
+
+/* config_rack.c: this node's place in a rack, and the rack's nodes. */
+#define CONFIG_RACK_KEYS 6
+#define CONFIG_NODE_KEYS 3
+extern const struct key config_rack_keys[CONFIG_RACK_KEYS];
+extern const struct key config_node_keys[CONFIG_NODE_KEYS];
+enum section config_begin_node(struct parser *parser, const char *name);
+void config_set_rack(struct parser *parser, const struct key *key, void *base, const char *text);
+void config_check_rack(struct parser *parser); /* at the file's end */
 
 #endif

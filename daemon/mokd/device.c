@@ -11,6 +11,7 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "group.h"
+#include "state.h"
 #include "timer.h"
 
 #define TICK_MS 1000u
@@ -125,6 +126,7 @@ static void spawn(struct mokd_device *device)
         respawn_later(device);
         return;
     }
+    mokd_state_note_worker(device, mokd_worker_pid(device->worker));
     send_start(device);
     mokd_buffers_attach(device); /* behind the start in the worker's socket */
 }
@@ -386,8 +388,12 @@ int mokd_device_new(struct mokd_server *server, uint32_t index, const char *work
     device->tick.data = device;
     uv_timer_start(&device->tick, tick, TICK_MS, TICK_MS);
     *ret = device;
-    spawn(device);
     return 0;
+}
+
+void mokd_device_start(struct mokd_device *device)
+{
+    spawn(device);
 }
 
 void mokd_device_close_handles(struct mokd_device *device)
@@ -444,6 +450,9 @@ void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret)
     ret->ops_done = device->ops_done + device->latest.ops_done;
     ret->device_ns = device->device_ns + device->latest.device_ns;
     ret->reason = (char *)device->reason;
+    ret->draining = device->draining;
+    ret->exclusive_group = device->exclusive ? device->exclusive->id : 0;
+    ret->groups = device->n_ranks;
     if (device->config->kind == MOK_DEVICE_CUDA && device->was_up) {
         ret->uuid.data = (uint8_t *)device->uuid;
         ret->uuid.len = sizeof(device->uuid);

@@ -19,6 +19,7 @@
 #include "stats_page.h"
 #include "worker_process.h"
 
+struct mokd_group;
 struct mokd_queue;
 
 enum mokd_device_state { MOKD_DEVICE_RESTING, MOKD_DEVICE_STARTING, MOKD_DEVICE_UP, MOKD_DEVICE_FAILED };
@@ -48,7 +49,10 @@ struct mokd_device {
     uint32_t restarts;
     uint64_t memory_used;            /* storage.c */
     TAILQ_HEAD(, mokd_queue) queues; /* of all sessions, by device_link */
-    uint32_t n_queues;
+    uint32_t n_queues, n_ranks;
+    bool draining;                      /* admission.c */
+    const struct mokd_group *exclusive; /* that has it alone; NULL: none */
+    uint64_t recovered_ops; /* completed by us, for workers that died */
     uint64_t ops_done, device_ns, errors; /* of workers that are dead */
     Mok__WorkerStats latest;              /* of the living one */
 };
@@ -64,6 +68,7 @@ void mokd_reserve_open(struct mokd_server *server);
 void mokd_reserve_close(struct mokd_server *server);
 
 int mokd_device_new(struct mokd_server *server, uint32_t index, const char *worker_path, struct mokd_device **ret);
+void mokd_device_start(struct mokd_device *device); /* its worker */
 void mokd_device_free(struct mokd_device *device); /* its handles are closed */
 
 /* No more restarts: asks the worker to stop, kills it if it does not. */

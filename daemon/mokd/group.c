@@ -5,11 +5,23 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "admission.h"
 #include "buffer.h"
 #include "collective.h"
 #include "layer.h"
 #include "names.h"
+#include "rack_groups.h"
+#include "span.h"
+#include "state.h"
 #include "timer.h"
+
+bool mokd_group_has_rank_on(const struct mokd_group *group, const struct mokd_device *device)
+{
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        if (group->member[rank] && group->member[rank]->device == device)
+            return true;
+    return false;
+}
 
 const char *mokd_group_state_text(enum mokd_group_state state)
 {
@@ -21,20 +33,23 @@ const char *mokd_group_state_text(enum mokd_group_state state)
         return "ready";
     case MOKD_GROUP_FAILED:
         return "failed";
+    case MOKD_GROUP_SUSPENDED:
+        return "suspended";
     }
     return "?";
 }
 
 /* ------------------------------------------------------------------ the objects */
 
-static struct mokd_group *group_new(struct mokd_server *server, uid_t uid, const char *name, uint32_t size)
+struct mokd_group *mokd_group_adopt(struct mokd_server *server, uint32_t id, uid_t uid, const char *name, uint32_t size)
 {
     struct mokd_group *group = calloc(1, sizeof(*group) + size * sizeof(group->member[0]));
 
     if (!group)
         return NULL;
     group->server = server;
-    group->id = mokd_server_next_id(server);
+    group->id = id;
+    group->state = MOKD_GROUP_SUSPENDED;
     group->uid = uid;
     group->size = size;
     snprintf(group->name, sizeof(group->name), "%s", name);
@@ -44,16 +59,27 @@ static struct mokd_group *group_new(struct mokd_server *server, uid_t uid, const
     return group;
 }
 
+static struct mokd_group *group_new(struct mokd_server *server, uid_t uid, const char *name, uint32_t size)
+{
+    struct mokd_group *group = mokd_group_adopt(server, mokd_server_next_id(server), uid, name, size);
+
+    if (group)
+        group->state = MOKD_GROUP_FORMING;
+    return group;
+}
+
 void mokd_group_collect(struct mokd_group *group)
 {
     if (group->joined > 0 || group->running > 0)
         return;
     TAILQ_REMOVE(&group->server->groups, group, link);
+    mokd_rack_forget(group);
+    mokd_span_free(group->span);
     free(group);
 }
 
-static struct mokd_member *member_new(struct mokd_group *group, struct mokd_session *session,
-                                      struct mokd_device *device, uint32_t rank)
+struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session, struct mokd_device *device,
+                                      uint32_t rank)
 {
     struct mokd_member *member = calloc(1, sizeof(*member));
 
@@ -68,6 +94,9 @@ static struct mokd_member *member_new(struct mokd_group *group, struct mokd_sess
     group->joined++;
     TAILQ_INSERT_TAIL(&session->members, member, link);
     session->n_members++;
+    device->n_ranks++;
+    if (group->exclusive)
+        device->exclusive = group;
     return member;
 }
 
@@ -76,12 +105,18 @@ static void member_free(struct mokd_member *member)
 {
     struct mokd_group *group = member->group;
 
+    mokd_rack_withdraw(member, NULL);
     mokd_timer_cancel(&member->deadline);
     group->member[member->rank] = NULL;
     group->joined--;
+    mokd_state_touch(group->server);
     TAILQ_REMOVE(&member->session->members, member, link);
     member->session->n_members--;
     mokd_user_give(member->session->user, MOKD_GROUPS, 1);
+    member->device->n_ranks--;
+    if (member->device->exclusive == group)
+        member->device->exclusive = NULL;
+    mokd_device_emptier(member->device);
     free(member);
     mokd_group_collect(group);
 }
@@ -100,6 +135,9 @@ int mokd_member_find(const struct mokd_session *session, uint32_t id, struct mok
         mokd_member_failure(member, error);
         return error->code;
     }
+    if (member->group->state == MOKD_GROUP_SUSPENDED)
+        return mokd_error_set(error, -MOK_EBUSY, "group %s: it is being restored after a restart of mokd",
+                              member->group->name);
     *ret = member;
     return 0;
 }
@@ -142,9 +180,19 @@ static void tell_client(struct mokd_member *member, const struct mokd_error *err
     mokd_session_event(member->session, &event);
 }
 
+/* A rank that leaves in order fails the group for the others too, who are mostly about to do the same. */
+static void log_failure(const struct mokd_group *group, const char *text)
+{
+    char clean[MOKD_TEXT_MAX];
+
+    mok_log(MOK_LOG_INFO, "group", "failed", "group=%u name=%s uid=%u rank=%u error=\"%s\"", group->id, group->name,
+            group->uid, group->fault_rank, mok_log_text(clean, sizeof(clean), text));
+}
+
 /*
  * Tells everyone at once: operations that need the rank end, calls that wait end. `lost` is the device whose worker
- * died, if that is the reason. Ends no session and frees nothing.
+ * died, if that is the reason. Ends no session. Callers keep the group, since what waited may have been the last that
+ * kept its ranks.
  */
 static void group_fail(struct mokd_group *group, uint32_t rank, const struct mokd_device *lost, const char *text)
 {
@@ -153,9 +201,11 @@ static void group_fail(struct mokd_group *group, uint32_t rank, const struct mok
     if (group->state == MOKD_GROUP_FORMING || group->state == MOKD_GROUP_FAILED)
         return;
     group->state = MOKD_GROUP_FAILED;
+    mokd_state_touch(group->server);
     group->fault_rank = rank;
     group->lost = lost;
     snprintf(group->failure, sizeof(group->failure), "%s", text);
+    log_failure(group, text);
     for (uint32_t r = 0; r < group->size; r++) {
         struct mokd_member *member = group->member[r];
         if (!member)
@@ -169,16 +219,41 @@ static void group_fail(struct mokd_group *group, uint32_t rank, const struct mok
             tell_client(member, &error, rank);
     }
     mokd_collectives_abort(group);
+    mokd_layers_forsake(group);
+    mokd_rack_over(group, rank, text);
+    for (uint32_t r = 0; r < group->size; r++)
+        if (group->member[r])
+            mokd_session_recovered(group->member[r]->session);
+    mokd_span_abort(group);
+}
+
+void mokd_group_fail(struct mokd_group *group, uint32_t rank, const char *text)
+{
+    mokd_group_run_begin(group);
+    group_fail(group, rank, NULL, text);
+    mokd_group_run_end(group);
+}
+
+/* One that nobody has begun to restore has lost nothing. */
+static bool is_at_workers(const struct mokd_group *group)
+{
+    return group->state != MOKD_GROUP_SUSPENDED || group->running > 0;
 }
 
 void mokd_groups_device_lost(struct mokd_device *device, const char *text)
 {
-    struct mokd_group *group;
+    struct mokd_group *group, *next;
 
-    TAILQ_FOREACH(group, &device->server->groups, link)
+    for (group = TAILQ_FIRST(&device->server->groups); group; group = next) {
+        next = TAILQ_NEXT(group, link);
+        if (!is_at_workers(group))
+            continue;
+        mokd_group_run_begin(group);
         for (uint32_t rank = 0; rank < group->size; rank++)
             if (group->member[rank] && group->member[rank]->device == device)
                 group_fail(group, rank, device, text);
+        mokd_group_run_end(group);
+    }
 }
 
 void mokd_group_broken(struct mokd_device *device, uint32_t id, int code, uint32_t rank, const char *text)
@@ -194,7 +269,7 @@ void mokd_group_broken(struct mokd_device *device, uint32_t id, int code, uint32
     mok_log(MOK_LOG_WARNING, "group", "broken", "group=%u device=%s rank=%u code=%s error=\"%s\"", id,
             device->config->name, rank, mok_error_symbol(code), text);
     snprintf(sentence, sizeof(sentence), "rank %u: %.400s", rank, text);
-    group_fail(group, rank < group->size ? rank : 0, NULL, sentence);
+    mokd_group_fail(group, rank < group->size ? rank : 0, sentence);
 }
 
 /* ------------------------------------------------------------------ leaving */
@@ -244,9 +319,15 @@ static void leave(struct mokd_member *member, const char *text)
         return;
     member->leaving = true;
     mokd_session_ref(member->session);
-    group_fail(member->group, member->rank, NULL, text);
-    if (member->group->running == 0)
-        take_down(member);
+    mokd_group_fail(member->group, member->rank, text); /* its end takes the rank down, unless something is under way */
+}
+
+void mokd_member_drop(struct mokd_member *member)
+{
+    char text[96];
+
+    snprintf(text, sizeof(text), "rank %u does not know the group: it was made as mokd ended", member->rank);
+    leave(member, text);
 }
 
 void mokd_group_run_begin(struct mokd_group *group)
@@ -288,7 +369,7 @@ void mokd_group_leave(struct mokd_session *session, uint64_t id, const Mok__Grou
 }
 
 /* Its call ends with `error`; the rank makes room, or goes the long way if its worker knows of it. */
-static void join_failed(struct mokd_member *member, const struct mokd_error *error)
+void mokd_group_join_failed(struct mokd_member *member, const struct mokd_error *error)
 {
     struct mokd_call call = member->join;
 
@@ -310,11 +391,11 @@ void mokd_members_fail(struct mokd_session *session)
     for (member = TAILQ_FIRST(&session->members); member; member = next) {
         next = TAILQ_NEXT(member, link);
         if (member->group->state == MOKD_GROUP_FORMING) {
-            join_failed(member, &error);
+            mokd_group_join_failed(member, &error);
             continue;
         }
         snprintf(text, sizeof(text), "rank %u is gone: session %" PRIu64 " ended", member->rank, session->id);
-        group_fail(member->group, member->rank, NULL, text);
+        mokd_group_fail(member->group, member->rank, text);
     }
 }
 
@@ -341,48 +422,83 @@ static void answer_join(struct mokd_member *member)
     mokd_call_reply(&member->join, &reply, NULL, 0);
 }
 
-static void opened(struct mokd_gather *gather)
+/* All nodes are done, or none is: `error` says. */
+static void opening_over(void *cookie, const struct mokd_error *error)
 {
-    struct mokd_group *group = mokd_container_of(gather, struct mokd_group, gather);
-    struct mokd_error error = gather->first;
+    struct mokd_group *group = cookie;
+    struct mokd_error why = *error;
     char text[MOKD_TEXT_MAX];
 
-    if (gather->first.code < 0 && group->state == MOKD_GROUP_OPENING) {
-        snprintf(text, sizeof(text), "rank %u: %.400s", gather->first_tag, gather->first.text);
-        group_fail(group, gather->first_tag, NULL, text);
+    if (error->code < 0 && group->state == MOKD_GROUP_OPENING) {
+        uint32_t rank = group->gather.first_tag;
+        if (group->span)
+            snprintf(text, sizeof(text), "%s", error->text);
+        else
+            snprintf(text, sizeof(text), "rank %u: %.400s", rank, error->text);
+        group_fail(group, rank, NULL, text);
     }
     if (group->state == MOKD_GROUP_OPENING) {
         group->state = MOKD_GROUP_READY;
-        mok_log(MOK_LOG_INFO, "group", "ready", "group=%u name=%s uid=%u size=%u", group->id, group->name, group->uid,
-                group->size);
+        mokd_state_touch(group->server);
+        mok_log(MOK_LOG_INFO, "group", "ready", "group=%u name=%s uid=%u size=%u here=%u", group->id, group->name,
+                group->uid, group->size, group->joined);
     }
     for (uint32_t rank = 0; rank < group->size; rank++) {
         struct mokd_member *member = group->member[rank];
+        if (!member)
+            continue;
         if (group->state == MOKD_GROUP_READY) {
             answer_join(member);
             continue;
         }
-        if (gather->first.code == 0)
-            mokd_member_failure(member, &error);
-        join_failed(member, &error);
+        if (error->code == 0)
+            mokd_member_failure(member, &why);
+        mokd_group_join_failed(member, &why);
     }
     mokd_group_run_end(group);
 }
 
-static void open_group(struct mokd_group *group)
+static uint32_t first_here(const struct mokd_group *group)
+{
+    uint32_t rank = 0;
+
+    while (rank + 1 < group->size && !group->member[rank])
+        rank++;
+    return rank;
+}
+
+/* Our part of the opening is done, or could not be. */
+static void part_opened(struct mokd_group *group, const struct mokd_error *error)
+{
+    uint32_t rank = error->code < 0 ? group->gather.first_tag : 0;
+
+    mokd_span_settle(group, 0, false);
+    mokd_span_prepared(group, 0, error, rank, opening_over, group);
+}
+
+static void opened(struct mokd_gather *gather)
+{
+    struct mokd_group *group = mokd_container_of(gather, struct mokd_group, gather);
+    struct mokd_error error = gather->first;
+
+    if (error.code < 0 && group->span)
+        mokd_error_set(&error, gather->first.code, "rank %u: %.300s", gather->first_tag, gather->first.text);
+    part_opened(group, &error);
+}
+
+void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather)
 {
     int bells[MOK_MAX_EP];
 
-    group->state = MOKD_GROUP_OPENING;
-    mokd_group_run_begin(group);
     for (uint32_t rank = 0; rank < group->size; rank++)
-        bells[rank] = group->member[rank]->device->bell;
-    mokd_gather_begin(&group->gather, opened);
+        bells[rank] = group->member[rank] ? group->member[rank]->device->bell
+                                          : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, rank);
     for (uint32_t rank = 0; rank < group->size; rank++) {
         Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
         Mok__WorkerGroupOpen body = MOK__WORKER_GROUP_OPEN__INIT;
         struct mokd_member *member = group->member[rank];
-        mokd_timer_cancel(&member->deadline);
+        if (!member)
+            continue;
         member->opened = true;
         body.group = group->id;
         body.session = member->session->id;
@@ -391,9 +507,79 @@ static void open_group(struct mokd_group *group)
         body.name = group->name;
         request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_OPEN;
         request.group_open = &body;
-        mokd_gather_send(&group->gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
+        mokd_gather_send(gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
     }
+}
+
+/* The bells of all ranks are here. */
+static void bells_came(void *cookie, const struct mokd_error *error)
+{
+    struct mokd_group *group = cookie;
+
+    if (error->code < 0) {
+        part_opened(group, error);
+        return;
+    }
+    mokd_gather_begin(&group->gather, opened);
+    mokd_group_send_open(group, &group->gather);
     mokd_gather_end(&group->gather);
+}
+
+static void reached(void *cookie, const struct mokd_error *error)
+{
+    struct mokd_group *group = cookie;
+    int bells[MOK_MAX_EP];
+
+    if (error->code < 0) {
+        part_opened(group, error);
+        return;
+    }
+    for (uint32_t rank = 0; rank < group->size; rank++)
+        bells[rank] = group->member[rank] ? group->member[rank]->device->bell : -1;
+    mokd_span_exchange(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, bells, sizeof(uint64_t), bells_came, group);
+}
+
+static void open_group(struct mokd_group *group)
+{
+    group->state = MOKD_GROUP_OPENING;
+    mokd_group_run_begin(group);
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        if (!group->member[rank])
+            continue;
+        mokd_timer_cancel(&group->member[rank]->deadline);
+        mokd_rack_withdraw(group->member[rank], NULL);
+    }
+    group->gather.first_tag = first_here(group);
+    mokd_span_reach(group, reached, group);
+}
+
+/* The home has let another node's rank in instead of this one, whose refusal is still under way. */
+static void turn_away_others(struct mokd_group *group)
+{
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        struct mokd_member *member = group->member[rank];
+        struct mokd_error error;
+        if (!member)
+            continue;
+        const struct group_rank *entry = &group->span->roster->rank[rank];
+        if (mokd_span_is_here(group, rank) && entry->join == member->rack_join) {
+            member->rack_join = 0; /* it is no join any more */
+            continue;
+        }
+        mokd_error_set(&error, -MOK_ERANK, "rank = %u: taken in group %s by session %" PRIu64 " of node %s", rank,
+                       group->name, entry->session, mokd_span_node(group, rank));
+        mokd_group_join_failed(member, &error);
+    }
+}
+
+void mokd_group_come_together(struct mokd_group *group, struct mokd_span *span)
+{
+    mokd_group_run_begin(group);
+    group->id = span->roster->id;
+    group->span = span;
+    turn_away_others(group);
+    open_group(group);
+    mokd_group_run_end(group);
 }
 
 /* ------------------------------------------------------------------ joining */
@@ -413,8 +599,8 @@ static void join_overdue(void *cookie)
 
     mokd_error_set(&error, -MOK_ETIMEDOUT, "group %s: rank %u waited %" PRIu64 " ms, missing is rank %s", group->name,
                    member->rank, member->timeout_ms,
-                   mokd_missing_ranks(group->size, is_absent, group, missing, sizeof(missing)));
-    join_failed(member, &error);
+                   group_missing(group->size, is_absent, group, missing, sizeof(missing)));
+    mokd_group_join_failed(member, &error);
 }
 
 static int check_request(const struct mokd_session *session, const Mok__GroupJoin *request,
@@ -428,7 +614,7 @@ static int check_request(const struct mokd_session *session, const Mok__GroupJoi
                               mok_log_text(clean, sizeof(clean), request->name), MOK_MAX_NAME);
     if (request->size < 1 || request->size > MOK_MAX_EP)
         return mokd_error_set(error, -MOK_ERANGE, "size = %u: must be in 1..%u", request->size, MOK_MAX_EP);
-    if (request->size > devices)
+    if (request->size > devices && !session->server->rack_groups)
         return mokd_error_set(error, -MOK_ERANGE, "size = %u: each rank has a device of its own, and there are %zu",
                               request->size, devices);
     if (request->rank >= request->size)
@@ -447,12 +633,15 @@ static struct mokd_group *find_by_name(const struct mokd_session *session, const
 }
 
 /* The ranks that wait can no longer come together with one who expects another size. */
-static void fail_forming(struct mokd_group *group, const struct mokd_error *error)
+void mokd_group_turn_away(struct mokd_group *group, const struct mokd_error *error)
 {
     group->running++; /* it goes with its last rank */
-    for (uint32_t rank = 0; rank < group->size; rank++)
-        if (group->member[rank])
-            join_failed(group->member[rank], error);
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        if (!group->member[rank])
+            continue;
+        mokd_rack_withdraw(group->member[rank], error); /* and those on other nodes */
+        mokd_group_join_failed(group->member[rank], error);
+    }
     group->running--;
     mokd_group_collect(group);
 }
@@ -464,12 +653,24 @@ static int check_fit(struct mokd_group *group, const struct mokd_session *sessio
         mokd_error_set(error, -MOK_EMISMATCH, "group %s: rank %u says that the size is %u, ranks before it said %u",
                        group->name, request->rank, request->size, group->size);
         if (group->state == MOKD_GROUP_FORMING)
-            fail_forming(group, error);
+            mokd_group_turn_away(group, error);
+        return error->code;
+    }
+    if (request->exclusive != group->exclusive) {
+        mokd_error_set(error, -MOK_EMISMATCH, "group %s: rank %u asks for devices %s, ranks before it for devices %s",
+                       group->name, request->rank, request->exclusive ? "of their own" : "that others may use too",
+                       group->exclusive ? "of their own" : "that others may use too");
+        if (group->state == MOKD_GROUP_FORMING)
+            mokd_group_turn_away(group, error);
         return error->code;
     }
     if (group->member[request->rank])
         return mokd_error_set(error, -MOK_ERANK, "rank = %u: taken in group %s by session %" PRIu64, request->rank,
                               group->name, group->member[request->rank]->session->id);
+    if (!mokd_span_is_here(group, request->rank))
+        return mokd_error_set(error, -MOK_ERANK, "rank = %u: taken in group %s by session %" PRIu64 " of node %s",
+                              request->rank, group->name, group->span->roster->rank[request->rank].session,
+                              mokd_span_node(group, request->rank));
     for (uint32_t rank = 0; rank < group->size; rank++) {
         if (!group->member[rank])
             continue;
@@ -489,9 +690,12 @@ static struct mokd_member *add_member(struct mokd_session *session, const Mok__G
 {
     struct mokd_server *server = session->server;
 
-    if (!group)
+    if (!group) {
         group = group_new(server, session->user->uid, request->name, request->size);
-    struct mokd_member *member = group ? member_new(group, session, device, request->rank) : NULL;
+        if (group)
+            group->exclusive = request->exclusive;
+    }
+    struct mokd_member *member = group ? mokd_member_adopt(group, session, device, request->rank) : NULL;
     if (!member) {
         mokd_user_give(session->user, MOKD_GROUPS, 1);
         if (group)
@@ -499,7 +703,7 @@ static struct mokd_member *add_member(struct mokd_session *session, const Mok__G
         return NULL;
     }
     member->timeout_ms = request->timeout_ms;
-    if (request->timeout_ms > 0) {
+    if (request->timeout_ms > 0 && !server->rack_groups) { /* else the home of the name counts it */
         member->deadline = mokd_timer_start(&server->loop, request->timeout_ms, join_overdue, member);
         if (!member->deadline) {
             member_free(member);
@@ -518,6 +722,8 @@ static struct mokd_member *join(struct mokd_session *session, const Mok__GroupJo
         return NULL;
     struct mokd_group *group = find_by_name(session, request->name);
     if (group && check_fit(group, session, request, error) < 0)
+        return NULL;
+    if (mokd_admit_rank(session, device, group, request->exclusive, error) < 0)
         return NULL;
     if (mokd_user_take(session->user, MOKD_GROUPS, 1, error) < 0)
         return NULL;
@@ -539,4 +745,6 @@ void mokd_group_join(struct mokd_session *session, uint64_t id, const Mok__Group
     member->join = mokd_call_begin(session, id);
     if (member->group->joined == member->group->size)
         open_group(member->group);
+    else if (session->server->rack_groups && mokd_rack_join(member, request, &error) < 0)
+        mokd_group_join_failed(member, &error);
 }

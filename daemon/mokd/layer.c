@@ -11,12 +11,15 @@
 #include "kernels/dispatch.h"
 #include "memory.h"
 #include "names.h"
+#include "rack_groups.h"
+#include "span.h"
+#include "state.h"
 
 #define DESCRIBE_BYTES 16384
 
 /* ------------------------------------------------------------------ plans */
 
-static void spec_from_message(const Mok__LayerSpec *message, uint32_t ep, uint32_t rank, struct mok_layer_spec *ret)
+void mokd_layer_spec_read(const Mok__LayerSpec *message, uint32_t ep, uint32_t rank, struct mok_layer_spec *ret)
 {
     *ret = (struct mok_layer_spec){
         .hidden = message->hidden,
@@ -35,7 +38,7 @@ static void spec_from_message(const Mok__LayerSpec *message, uint32_t ep, uint32
     };
 }
 
-static void spec_to_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret)
+void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret)
 {
     *ret = (Mok__LayerSpec)MOK__LAYER_SPEC__INIT;
     ret->hidden = spec->hidden;
@@ -51,7 +54,7 @@ static void spec_to_message(const struct mok_layer_spec *spec, Mok__LayerSpec *r
     ret->comm_units = spec->comm_units;
 }
 
-static void memory_to_message(const struct mok_plan *plan, Mok__LayerMemory *ret)
+void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret)
 {
     *ret = (Mok__LayerMemory)MOK__LAYER_MEMORY__INIT;
     ret->symmetric_bytes = plan->symmetric_bytes;
@@ -75,21 +78,6 @@ static int make_plan(const struct mok_layer_spec *spec, const struct mokd_device
     return r < 0 ? mokd_error_set(error, r, "%s", message.text) : 0;
 }
 
-/* Peers find each other's rows by their own plan's offsets, so devices that plan differently do not go together. */
-static int check_same_map(const struct mokd_layer *layer, uint32_t rank, struct mokd_error *error)
-{
-    const struct mok_plan *first = &layer->part[0].plan, *other = &layer->part[rank].plan;
-
-    if (first->device.kind == other->device.kind && first->symmetric_bytes == other->symmetric_bytes &&
-        first->sym_ids == other->sym_ids && first->sym_topk_weight == other->sym_topk_weight &&
-        first->sym_slots == other->sym_slots && first->sym_weight_slots == other->sym_weight_slots)
-        return 0;
-    return mokd_error_set(error, -MOK_EMISMATCH,
-                          "ranks 0 and %u have devices that do not go together: the layer's symmetric workspace has "
-                          "%" PRIu64 " bytes on one and %" PRIu64 " on the other",
-                          rank, first->symmetric_bytes, other->symmetric_bytes);
-}
-
 /* Which rank's plan on which device is asked for: the session's own in a group, or without one, any. */
 static int resolve_query(struct mokd_session *session, const Mok__LayerQuery *request, struct mok_layer_spec *ret_spec,
                          struct mokd_device **ret_device, struct mokd_error *error)
@@ -99,13 +87,13 @@ static int resolve_query(struct mokd_session *session, const Mok__LayerQuery *re
     if (!request->spec)
         return mokd_error_set(error, -MOK_EARG, "spec: missing");
     if (request->group == 0) {
-        spec_from_message(request->spec, request->ep, 0, ret_spec);
+        mokd_layer_spec_read(request->spec, request->ep, 0, ret_spec);
         return mokd_device_find(session->server, request->device, ret_device, error);
     }
     int r = mokd_member_find(session, request->group, &member, error);
     if (r < 0)
         return r;
-    spec_from_message(request->spec, member->group->size, member->rank, ret_spec);
+    mokd_layer_spec_read(request->spec, member->group->size, member->rank, ret_spec);
     *ret_device = member->device;
     return 0;
 }
@@ -130,7 +118,7 @@ void mokd_layer_query(struct mokd_session *session, uint64_t id, const Mok__Laye
     Mok__Reply reply = MOK__REPLY__INIT;
     Mok__LayerQueryReply body = MOK__LAYER_QUERY_REPLY__INIT;
     Mok__LayerMemory memory;
-    memory_to_message(&plan, &memory);
+    mokd_layer_memory_message(&plan, &memory);
     body.memory = &memory;
     body.describe = describe;
     reply.body_case = MOK__REPLY__BODY_LAYER_QUERY;
@@ -175,6 +163,9 @@ static int find_anywhere(const struct mokd_server *server, const Mok__LayerDescr
                                       group->size);
             if (!layer->part[request->rank].open)
                 return mokd_error_set(error, -MOK_ENOENT, "rank = %u: it has left layer %u", request->rank, layer->id);
+            if (!mokd_span_is_here(group, request->rank))
+                return mokd_error_set(error, -MOK_ENOENT, "rank = %u: it is on node %s, whose mokd knows its plan",
+                                      request->rank, mokd_span_node(group, request->rank));
             *ret_layer = layer;
             *ret_member = group->member[request->rank];
             return 0;
@@ -188,8 +179,8 @@ void mokd_layer_info(const struct mokd_layer *layer, uint32_t rank, struct mokd_
     const struct mokd_group *group = layer->group;
     const struct mok_plan *plan = &layer->part[rank].plan;
 
-    spec_to_message(&plan->spec, &ret->spec);
-    memory_to_message(plan, &ret->memory);
+    mokd_layer_spec_message(&plan->spec, &ret->spec);
+    mokd_layer_memory_message(plan, &ret->memory);
     ret->info = (Mok__LayerInfo)MOK__LAYER_INFO__INIT;
     ret->info.layer = layer->id;
     ret->info.group = group->id;
@@ -233,9 +224,11 @@ static void layer_free(struct mokd_layer *layer)
     free(layer);
 }
 
-void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
+/* Of any node's rank. */
+static void part_gone(struct mokd_layer *layer, uint32_t rank)
 {
-    struct mokd_layer_part *part = &layer->part[member->rank];
+    struct mokd_layer_part *part = &layer->part[rank];
+    const struct mokd_member *member = layer->group->member[rank];
 
     if (!part->open)
         return;
@@ -244,10 +237,43 @@ void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
     part->private_memory = NULL;
     part->open = false;
     part->busy = false;
-    member->session->n_layers--;
+    if (member)
+        member->session->n_layers--;
     part_uncount(part);
+    mokd_state_touch(layer->group->server);
     if (--layer->open_parts == 0)
         layer_free(layer);
+}
+
+void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member)
+{
+    part_gone(layer, member->rank);
+}
+
+/* One that is being made has no open part yet, or some of ours. */
+static bool is_forsaken(const struct mokd_layer *layer)
+{
+    for (uint32_t rank = 0; rank < layer->group->size; rank++)
+        if (layer->part[rank].open && mokd_span_is_here(layer->group, rank))
+            return false;
+    return layer->open_parts > 0;
+}
+
+void mokd_layers_forsake(struct mokd_group *group)
+{
+    struct mokd_layer *layer, *next;
+
+    for (layer = TAILQ_FIRST(&group->layers); layer; layer = next) {
+        next = TAILQ_NEXT(layer, link);
+        if (!is_forsaken(layer))
+            continue;
+        for (uint32_t rank = 0, left = layer->open_parts; left > 0; rank++) {
+            if (!layer->part[rank].open)
+                continue;
+            left--; /* the last one takes the layer with it */
+            part_gone(layer, rank);
+        }
+    }
 }
 
 void mokd_member_layers_gone(struct mokd_member *member)
@@ -258,6 +284,7 @@ void mokd_member_layers_gone(struct mokd_member *member)
         next = TAILQ_NEXT(layer, link);
         mokd_layer_part_gone(layer, member);
     }
+    mokd_layers_forsake(member->group);
 }
 
 /* ------------------------------------------------------------------ creating */
@@ -267,8 +294,9 @@ struct making {
     struct mokd_gather gather;
     struct mokd_group *group;
     struct mokd_layer *layer;
+    struct mokd_job job;
     struct mokd_error error;
-    struct mokd_call call[];
+    struct mokd_call call[]; /* none where the rank is on another node */
 };
 
 static void answer_made(struct making *job, uint32_t rank)
@@ -279,7 +307,7 @@ static void answer_made(struct making *job, uint32_t rank)
     Mok__LayerCreateReply body = MOK__LAYER_CREATE_REPLY__INIT;
     Mok__LayerMemory memory;
 
-    memory_to_message(&job->layer->part[rank].plan, &memory);
+    mokd_layer_memory_message(&job->layer->part[rank].plan, &memory);
     body.layer = job->layer->id;
     body.memory = &memory;
     body.queue = queue ? queue->id : 0;
@@ -294,8 +322,10 @@ static void making_end(struct making *job)
 
     if (job->error.code == 0) {
         job->layer->ready = true;
+        mokd_state_touch(group->server);
         for (uint32_t rank = 0; rank < group->size; rank++)
-            answer_made(job, rank);
+            if (job->call[rank].session)
+                answer_made(job, rank);
     }
     for (uint32_t rank = 0; rank < group->size; rank++) {
         if (!job->call[rank].session)
@@ -304,6 +334,7 @@ static void making_end(struct making *job)
             mokd_member_failure(group->member[rank], &job->error);
         mokd_call_fail(&job->call[rank], &job->error);
     }
+    mokd_span_settle(group, job->job.id, false);
     free(job);
     mokd_group_run_end(group);
 }
@@ -311,10 +342,13 @@ static void making_end(struct making *job)
 static void unmade(struct mokd_gather *gather)
 {
     struct making *job = mokd_container_of(gather, struct making, gather);
-    struct mokd_group *group = job->group;
 
-    for (uint32_t rank = 0; rank < group->size; rank++)
-        mokd_layer_part_gone(job->layer, group->member[rank]);
+    for (uint32_t rank = 0, left = job->layer->open_parts; left > 0; rank++) {
+        if (!job->layer->part[rank].open)
+            continue;
+        left--; /* the last one takes the layer with it */
+        part_gone(job->layer, rank);
+    }
     making_end(job);
 }
 
@@ -334,6 +368,8 @@ static void unmake(struct making *job)
 
     mokd_gather_begin(&job->gather, unmade);
     for (uint32_t rank = 0; rank < job->group->size; rank++) {
+        if (!job->group->member[rank])
+            continue;
         close_message(job->layer, &request, &body);
         mokd_gather_send(&job->gather, job->group->member[rank]->device, &request, NULL, 0, MOKD_WORKER_DROP_TIMEOUT_MS,
                          rank);
@@ -341,70 +377,123 @@ static void unmake(struct making *job)
     mokd_gather_end(&job->gather);
 }
 
-static void opened(struct mokd_gather *gather)
+/* Open here and everywhere, or not to be. */
+static void making_verdict(void *cookie, const struct mokd_error *error)
 {
-    struct making *job = mokd_container_of(gather, struct making, gather);
+    struct making *job = cookie;
 
-    if (gather->first.code < 0)
-        mokd_error_set(&job->error, gather->first.code, "rank %u: %.400s", gather->first_tag, gather->first.text);
-    else if (job->group->state == MOKD_GROUP_FAILED)
-        mokd_member_failure(job->group->member[0], &job->error);
-    if (job->error.code < 0)
+    job->error = *error;
+    if (error->code < 0)
         unmake(job);
     else
         making_end(job);
 }
 
-static void send_open(struct making *job, uint32_t rank)
+/* What cannot be made here is nowhere made; no worker has heard of it. */
+static void making_failed(void *cookie, const struct mokd_error *error)
 {
-    const struct mokd_member *member = job->group->member[rank];
+    struct making *job = cookie;
+
+    job->error = *error;
+    if (job->layer)
+        layer_free(job->layer);
+    making_end(job);
+}
+
+static void opened(struct mokd_gather *gather)
+{
+    struct making *job = mokd_container_of(gather, struct making, gather);
+    struct mokd_error error = { 0 };
+
+    if (gather->first.code < 0)
+        mokd_error_set(&error, gather->first.code, "rank %u: %.400s", gather->first_tag, gather->first.text);
+    else if (job->group->state == MOKD_GROUP_FAILED)
+        mokd_error_set(&error, -MOK_EPEER, "%s", job->group->failure); /* each is told his own reason */
+    mokd_span_prepared(job->group, job->job.index, &error, gather->first_tag, making_verdict, job);
+}
+
+void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct mokd_gather *gather)
+{
+    const struct mokd_group *group = layer->group;
+    const struct mokd_member *member = group->member[rank];
     const struct mokd_queue *queue = mokd_queue_of(member->session, member->device);
-    const struct mokd_layer_part *part = &job->layer->part[rank];
+    const struct mokd_layer_part *part = &layer->part[rank];
     Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
     Mok__WorkerLayerOpen body = MOK__WORKER_LAYER_OPEN__INIT;
     Mok__LayerSpec spec;
     Mok__LayerMemory memory;
     int fds[MOK_MAX_EP + 2];
 
-    fds[0] = job->layer->flags_fd;
-    for (uint32_t r = 0; r < job->group->size; r++)
-        fds[1 + r] = job->layer->part[r].symmetric->fd;
-    fds[1 + job->group->size] = part->private_memory->fd;
-    spec_to_message(&part->plan.spec, &spec);
-    memory_to_message(&part->plan, &memory);
-    body.group = job->group->id;
-    body.layer = job->layer->id;
+    fds[0] = layer->flags_fd >= 0 ? layer->flags_fd : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_FLAGS, layer->id, 0);
+    for (uint32_t r = 0; r < group->size; r++)
+        fds[1 + r] = layer->part[r].symmetric ? layer->part[r].symmetric->fd
+                                              : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, r);
+    fds[1 + group->size] = part->private_memory->fd;
+    mokd_layer_spec_message(&part->plan.spec, &spec);
+    mokd_layer_memory_message(&part->plan, &memory);
+    body.group = group->id;
+    body.layer = layer->id;
     body.queue = queue ? queue->id : 0; /* 0: it ended meanwhile; the worker refuses */
     body.session = member->session->id;
     body.spec = &spec;
     body.memory = &memory;
     request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
     request.layer_open = &body;
-    mokd_gather_send(&job->gather, member->device, &request, fds, job->group->size + 2, MOKD_WORKER_MAP_TIMEOUT_MS,
-                     rank);
+    mokd_gather_send(gather, member->device, &request, fds, group->size + 2, MOKD_WORKER_MAP_TIMEOUT_MS, rank);
 }
 
-/* From here on the parts count as open, whatever comes of it. */
-static void filled(void *cookie, const struct mokd_error *error)
+/* The memory of all ranks is here. From now on the parts count as open, whatever comes of it. */
+static void workspaces_came(void *cookie, const struct mokd_error *error)
 {
     struct making *job = cookie;
     struct mokd_group *group = job->group;
 
     if (error->code < 0) {
-        job->error = *error;
-        layer_free(job->layer);
-        making_end(job);
+        mokd_span_prepared(group, job->job.index, error, 0, making_failed, job);
         return;
     }
     job->layer->open_parts = group->size;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         job->layer->part[rank].open = true;
-        group->member[rank]->session->n_layers++;
+        if (group->member[rank])
+            group->member[rank]->session->n_layers++;
     }
     mokd_gather_begin(&job->gather, opened);
     for (uint32_t rank = 0; rank < group->size; rank++)
-        send_open(job, rank);
+        if (group->member[rank])
+            mokd_layer_send_open(job->layer, rank, &job->gather);
     mokd_gather_end(&job->gather);
+}
+
+static void flags_came(void *cookie, const struct mokd_error *error)
+{
+    struct making *job = cookie;
+    const struct mokd_layer *layer = job->layer;
+    uint64_t bytes = 0;
+    int fds[MOK_MAX_EP];
+
+    if (error->code < 0) {
+        mokd_span_prepared(job->group, job->job.index, error, 0, making_failed, job);
+        return;
+    }
+    for (uint32_t rank = 0; rank < job->group->size; rank++) {
+        fds[rank] = layer->part[rank].symmetric ? layer->part[rank].symmetric->fd : -1;
+        if (layer->part[rank].symmetric)
+            bytes = layer->part[rank].symmetric->bytes;
+    }
+    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, fds, bytes, workspaces_came, job);
+}
+
+/* The ranks' flags come from the node of rank 0. */
+static void filled(void *cookie, const struct mokd_error *error)
+{
+    struct making *job = cookie;
+
+    if (error->code < 0)
+        mokd_span_prepared(job->group, job->job.index, error, 0, making_failed, job);
+    else
+        mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_FLAGS, job->layer->id, &job->layer->flags_fd,
+                           (uint64_t)job->group->size * MOK_FLAGS_BYTES, flags_came, job);
 }
 
 static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mok_layer_spec *spec,
@@ -416,53 +505,67 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
 
     int r = make_plan(spec, member->device, &part->plan, NULL, error);
     if (r == 0)
-        r = check_same_map(layer, rank, error);
-    if (r == 0)
         r = mokd_user_take(user, MOKD_LAYERS, 1, error);
     if (r == 0)
         part->charged = mokd_user_hold(user);
     if (r == 0)
-        r = mokd_storage_charge(user, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
+        r = mokd_storage_charge(member->session, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
-        r = mokd_storage_charge(user, member->device, part->plan.private_bytes, &part->private_memory, error);
+        r = mokd_storage_charge(member->session, member->device, part->plan.private_bytes, &part->private_memory, error);
     return r;
 }
 
-static int making_begin(struct making *job, const struct mok_layer_spec *specs)
+struct mokd_layer *mokd_layer_new(struct mokd_group *group, uint32_t id)
 {
-    struct mokd_group *group = job->group;
-    struct mokd_error error = { 0 };
-    _cleanup_free_ struct mokd_storage **list = calloc(2 * (size_t)group->size, sizeof(*list));
-    struct mokd_layer *layer = list ? calloc(1, sizeof(*layer) + group->size * sizeof(layer->part[0])) : NULL;
+    struct mokd_layer *layer = calloc(1, sizeof(*layer) + group->size * sizeof(layer->part[0]));
 
     if (!layer)
-        return mokd_error_set(&job->error, -MOK_ENOMEM, "mokd is out of memory");
+        return NULL;
     layer->group = group;
-    layer->id = mokd_server_next_id(group->server);
+    layer->id = id;
     layer->flags_fd = -1;
     TAILQ_INSERT_TAIL(&group->layers, layer, link);
-    job->layer = layer;
-    int r = mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd);
-    if (r < 0)
-        mokd_error_set(&job->error, r, "layer: the machine does not give memory for its flags: %s", mok_error_text(r));
-    for (uint32_t rank = 0; rank < group->size && r == 0; rank++) {
-        r = prepare_part(layer, rank, &specs[rank], &error);
-        if (r < 0)
-            mokd_error_set(&job->error, r, "rank %u: %.400s", rank, error.text);
-        list[2 * rank] = layer->part[rank].symmetric;
-        list[2 * rank + 1] = layer->part[rank].private_memory;
-    }
-    if (r == 0) {
-        r = mokd_storage_fill(list, 2 * (size_t)group->size, filled, job);
-        if (r < 0)
-            mokd_error_set(&job->error, r, "mokd is out of memory");
-    }
-    if (r < 0)
-        layer_free(layer);
-    return r;
+    return layer;
 }
 
-void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const struct mok_layer_spec *specs)
+int mokd_layer_prepare(struct mokd_layer *layer, const struct mok_layer_spec *specs, mokd_storage_filled done,
+                       void *cookie, struct mokd_error *error)
+{
+    const struct mokd_group *group = layer->group;
+    struct mokd_error why = { 0 };
+    _cleanup_free_ struct mokd_storage **list = calloc(2 * (size_t)group->size, sizeof(*list));
+    size_t count = 0;
+
+    if (!list)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    int r = group->member[0]
+                ? mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd)
+                : 0;
+    if (r < 0)
+        return mokd_error_set(error, r, "layer: the machine does not give memory for its flags: %s", mok_error_text(r));
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        if (!group->member[rank])
+            continue;
+        r = prepare_part(layer, rank, &specs[rank], &why);
+        if (r < 0)
+            return mokd_error_set(error, r, "rank %u: %.400s", rank, why.text);
+        list[count++] = layer->part[rank].symmetric;
+        list[count++] = layer->part[rank].private_memory;
+    }
+    r = mokd_storage_fill(list, count, done, cookie);
+    return r < 0 ? mokd_error_set(error, r, "mokd is out of memory") : 0;
+}
+
+static int making_begin(struct making *job, const struct mok_layer_spec *specs, struct mokd_error *error)
+{
+    job->layer = mokd_layer_new(job->group, job->job.id);
+    if (!job->layer)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    return mokd_layer_prepare(job->layer, specs, filled, job, error);
+}
+
+void mokd_layer_make(struct mokd_group *group, const struct mokd_job *what, struct mokd_call *calls,
+                     const struct mok_layer_spec *specs)
 {
     struct making *job = calloc(1, sizeof(*job) + group->size * sizeof(job->call[0]));
     struct mokd_error error = { 0 };
@@ -470,20 +573,24 @@ void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const st
     if (!job) {
         mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
         for (uint32_t rank = 0; rank < group->size; rank++)
-            mokd_call_fail(&calls[rank], &error);
+            if (calls[rank].session)
+                mokd_call_fail(&calls[rank], &error);
+        if (group->span) /* not even that can be told in order */
+            mokd_group_fail(group, 0, error.text);
         return;
     }
     job->group = group;
+    job->job = *what;
     memcpy(job->call, calls, group->size * sizeof(job->call[0]));
     mokd_group_run_begin(group);
-    if (making_begin(job, specs) < 0)
-        making_end(job);
+    if (making_begin(job, specs, &error) < 0)
+        mokd_span_prepared(group, what->index, &error, 0, making_failed, job);
 }
 
 /* What is wrong with a rank's own call is its own affair and no call at all; only sound ones are matched. */
 void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__LayerCreate *request)
 {
-    struct mokd_collective_params params = { .kind = MOKD_COLLECTIVE_LAYER };
+    struct group_params params = { .kind = GROUP_LAYER };
     struct mokd_member *member = NULL;
     struct mokd_error error = { 0 };
     struct mok_plan plan;
@@ -492,9 +599,11 @@ void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__Lay
     if (r == 0 && !request->spec)
         r = mokd_error_set(&error, -MOK_EARG, "spec: missing");
     if (r == 0) {
-        spec_from_message(request->spec, member->group->size, member->rank, &params.spec);
+        mokd_layer_spec_read(request->spec, member->group->size, member->rank, &params.spec);
         r = make_plan(&params.spec, member->device, &plan, NULL, &error);
     }
+    if (r == 0)
+        group_map_of(&plan, &params.map);
     if (r == 0 && !mokd_queue_of(session, member->device))
         r = mokd_error_set(&error, -MOK_ESTATE, "layer: the session has no queue on device %u, open one first",
                            member->device->index);
@@ -513,6 +622,7 @@ struct change {
     struct mokd_member *member;
     struct mokd_call call;
     struct mokd_buffer *bound[MOKD_PARAMS];
+    struct mokd_region region[MOKD_PARAMS];
 };
 
 static struct change *change_begin(struct mokd_session *session, uint64_t id, uint32_t layer_id, bool may_fail,
@@ -523,6 +633,10 @@ static struct change *change_begin(struct mokd_session *session, uint64_t id, ui
 
     if (mokd_layer_find(session, layer_id, &layer, &member, error) < 0)
         return NULL;
+    if (member->group->state == MOKD_GROUP_SUSPENDED) {
+        mokd_error_set(error, -MOK_EBUSY, "layer = %u: its group is being restored after a restart of mokd", layer_id);
+        return NULL;
+    }
     if (may_fail && member->group->state == MOKD_GROUP_FAILED) {
         mokd_member_failure(member, error);
         return NULL;
@@ -572,6 +686,9 @@ static void bound(void *cookie, uint32_t tag, const struct mokd_answer *answer)
     } else {
         unbind(part);
         memcpy(part->bound, change->bound, sizeof(part->bound));
+        memcpy(part->region, change->region, sizeof(part->region));
+        part->is_bound = true;
+        mokd_state_touch(change->layer->group->server);
     }
     part->busy = false;
     change_end(change, &error);
@@ -597,6 +714,7 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
     for (size_t i = 0; i < MOKD_PARAMS; i++)
         if (change->bound[i])
             change->bound[i]->bindings++; /* from now on: nobody may free it while the worker is asked */
+    mokd_layer_params_regions(params, change->region);
     Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
     Mok__WorkerLayerBind body = MOK__WORKER_LAYER_BIND__INIT;
     body.layer = request->layer;
@@ -606,16 +724,31 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
     mokd_device_send(change->member->device, &message, NULL, 0, MOKD_WORKER_TIMEOUT_MS, bound, change, 0);
 }
 
+void mokd_layer_send_bind(const struct mokd_layer *layer, uint32_t rank, struct mokd_gather *gather)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerLayerBind body = MOK__WORKER_LAYER_BIND__INIT;
+    struct mokd_params_message params;
+
+    body.layer = layer->id;
+    body.params = mokd_layer_params_message(layer->part[rank].region, &params);
+    request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_BIND;
+    request.layer_bind = &body;
+    mokd_gather_send(gather, layer->group->member[rank]->device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, rank);
+}
+
 /* The other ranks' operations of the layer that still need this one will never get it. */
 static void tell_destroyed(const struct mokd_layer *layer, uint32_t rank)
 {
-    char text[64];
+    const char *node = mokd_span_node(layer->group, rank);
+    char text[128];
 
-    snprintf(text, sizeof(text), "rank %u destroyed the layer", rank);
+    snprintf(text, sizeof(text), "rank %u%s%s%s destroyed the layer", rank, node[0] ? " (node " : "", node,
+             node[0] ? ")" : "");
     for (uint32_t other = 0; other < layer->group->size; other++) {
         Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
         Mok__WorkerLayerFail body = MOK__WORKER_LAYER_FAIL__INIT;
-        if (other == rank || !layer->part[other].open)
+        if (other == rank || !layer->part[other].open || !layer->group->member[other])
             continue;
         body.layer = layer->id;
         body.code = -MOK_EPEER;
@@ -639,9 +772,23 @@ static void destroyed(void *cookie, uint32_t tag, const struct mokd_answer *answ
         mokd_error_set(&error, answer->code, "layer = %u: %s", change->layer->id, answer->text);
     } else {
         tell_destroyed(change->layer, change->member->rank);
+        mokd_rack_layer_gone(change->layer->group, change->layer->id, change->member->rank);
         mokd_layer_part_gone(change->layer, change->member);
     }
     change_end(change, &error);
+}
+
+void mokd_layer_part_gone_elsewhere(struct mokd_group *group, uint32_t id, uint32_t rank)
+{
+    struct mokd_layer *layer;
+
+    TAILQ_FOREACH(layer, &group->layers, link)
+        if (layer->id == id)
+            break;
+    if (!layer || rank >= group->size || !layer->part[rank].open || mokd_span_is_here(group, rank))
+        return;
+    tell_destroyed(layer, rank);
+    part_gone(layer, rank);
 }
 
 void mokd_layer_destroy(struct mokd_session *session, uint64_t id, const Mok__LayerDestroy *request)

@@ -15,13 +15,21 @@
 
 #define MOKD_PARAMS 15u /* regions of LayerParams */
 
+/* Where a parameter lies; buffer 0: absent. */
+struct mokd_region {
+    uint32_t buffer;
+    uint64_t offset, length;
+};
+
 struct mokd_layer_part {
-    bool open; /* at its worker */
+    bool open; /* at its worker, or will be once its group has been restored; or on another node */
     bool busy; /* a bind or a close is under way */
     struct mokd_user *charged; /* for the layer */
     struct mok_plan plan;
     struct mokd_storage *symmetric, *private_memory;
     struct mokd_buffer *bound[MOKD_PARAMS]; /* NULL: not bound */
+    struct mokd_region region[MOKD_PARAMS]; /* of the last binding, for the next mokd */
+    bool is_bound;                          /* was bound at all */
 };
 
 struct mokd_layer {
@@ -29,7 +37,7 @@ struct mokd_layer {
     struct mokd_group *group;
     uint32_t id;
     uint32_t open_parts;
-    bool ready;                    /* all workers have it, clients may name it */
+    bool ready;                    /* all workers have it, or will, once its group has been restored; clients may name it */
     int flags_fd;                  /* host memory by which the ranks take turns: MOK_FLAGS_BYTES each */
     struct mokd_layer_part part[]; /* [group->size], by rank */
 };
@@ -49,8 +57,13 @@ void mokd_layer_bind(struct mokd_session *session, uint64_t id, const Mok__Layer
 void mokd_layer_destroy(struct mokd_session *session, uint64_t id, const Mok__LayerDestroy *request);
 void mokd_layer_describe(struct mokd_session *session, uint64_t id, const Mok__LayerDescribe *request);
 
-/* All ranks of `group` have asked for a layer: takes over their calls, in rank order, and answers them. */
-void mokd_layer_make(struct mokd_group *group, struct mokd_call *calls, const struct mok_layer_spec *specs);
+/* All ranks of `group` have asked for a layer: takes over the calls of those here, in rank order, and answers them. */
+void mokd_layer_make(struct mokd_group *group, const struct mokd_job *job, struct mokd_call *calls,
+                     const struct mok_layer_spec *specs);
+/* A rank of another node has destroyed its part. */
+void mokd_layer_part_gone_elsewhere(struct mokd_group *group, uint32_t layer, uint32_t rank);
+/* The group has failed: layers of which only other nodes have parts are of no use any more. */
+void mokd_layers_forsake(struct mokd_group *group);
 
 /* The worker has dropped the rank's part of every layer of the group. */
 void mokd_member_layers_gone(struct mokd_member *member);
@@ -60,6 +73,32 @@ int mokd_layer_find(const struct mokd_session *session, uint32_t id, struct mokd
                     struct mokd_member **ret_member, struct mokd_error *error);
 /* A rank's part is closed at its worker. May free the layer. */
 void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member);
+
+/* The words for a plan's spec and memory. */
+void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret);
+void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret);
+void mokd_layer_spec_read(const Mok__LayerSpec *message, uint32_t ep, uint32_t rank, struct mok_layer_spec *ret);
+
+/* A layer of a group that is being restored: with its ids and specs, but nothing at any worker. NULL: out of memory. */
+struct mokd_layer *mokd_layer_new(struct mokd_group *group, uint32_t id);
+/*
+ * Plans it, and charges and makes its workspaces; `filled` as mokd_storage_fill. A negative return: not started, with the
+ * error. What was charged goes with the layer.
+ */
+int mokd_layer_prepare(struct mokd_layer *layer, const struct mok_layer_spec *specs, mokd_storage_filled filled,
+                       void *cookie, struct mokd_error *error);
+/* Tells a rank's worker, as part of `gather`; the tag is the rank. */
+void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct mokd_gather *gather);
+void mokd_layer_send_bind(const struct mokd_layer *layer, uint32_t rank, struct mokd_gather *gather);
+
+/* layer_params.c: LayerParams to regions and back. */
+struct mokd_params_message {
+    Mok__LayerParams params;
+    Mok__Region region[MOKD_PARAMS];
+};
+void mokd_layer_params_regions(const Mok__LayerParams *params, struct mokd_region ret[MOKD_PARAMS]);
+Mok__LayerParams *mokd_layer_params_message(const struct mokd_region region[MOKD_PARAMS],
+                                            struct mokd_params_message *ret);
 
 /* layer_params.c: checks the regions of LayerParams against the layer and the session's buffers. */
 int mokd_layer_params_check(const struct mokd_session *session, const struct mokd_device *device,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a layer's parameters and gradients may be: checked here for the client's sake, and by the worker for its own. */
 #include <inttypes.h>
+#include <stddef.h>
 
 #include "buffer.h"
 #include "layer.h"
@@ -39,6 +40,46 @@ static void list_params(const Mok__LayerParams *params, struct param ret[MOKD_PA
     };
     for (size_t i = 0; i < MOKD_PARAMS; i++)
         ret[i] = list[i];
+}
+
+/* Where they stand in the message, in the same order. */
+static const size_t places[MOKD_PARAMS] = {
+    offsetof(Mok__LayerParams, gate),          offsetof(Mok__LayerParams, up),
+    offsetof(Mok__LayerParams, down),          offsetof(Mok__LayerParams, gate_scale),
+    offsetof(Mok__LayerParams, up_scale),      offsetof(Mok__LayerParams, down_scale),
+    offsetof(Mok__LayerParams, d_gate),        offsetof(Mok__LayerParams, d_up),
+    offsetof(Mok__LayerParams, d_down),        offsetof(Mok__LayerParams, shared_gate),
+    offsetof(Mok__LayerParams, shared_up),     offsetof(Mok__LayerParams, shared_down),
+    offsetof(Mok__LayerParams, d_shared_gate), offsetof(Mok__LayerParams, d_shared_up),
+    offsetof(Mok__LayerParams, d_shared_down),
+};
+
+void mokd_layer_params_regions(const Mok__LayerParams *params, struct mokd_region ret[MOKD_PARAMS])
+{
+    struct param list[MOKD_PARAMS];
+
+    list_params(params, list);
+    for (size_t i = 0; i < MOKD_PARAMS; i++) {
+        const Mok__Region *region = list[i].region;
+        ret[i] = (struct mokd_region){ 0 };
+        if (region && region->buffer)
+            ret[i] = (struct mokd_region){ region->buffer, region->offset, region->length };
+    }
+}
+
+Mok__LayerParams *mokd_layer_params_message(const struct mokd_region region[MOKD_PARAMS],
+                                            struct mokd_params_message *ret)
+{
+    mok__layer_params__init(&ret->params);
+    for (size_t i = 0; i < MOKD_PARAMS; i++) {
+        Mok__Region **at = (Mok__Region **)(void *)((char *)&ret->params + places[i]);
+        mok__region__init(&ret->region[i]);
+        ret->region[i].buffer = region[i].buffer;
+        ret->region[i].offset = region[i].offset;
+        ret->region[i].length = region[i].length;
+        *at = region[i].buffer ? &ret->region[i] : NULL;
+    }
+    return &ret->params;
 }
 
 /* 0: this layer has no such parameter. The plan bounds every factor, so no product overflows. */

@@ -2,14 +2,20 @@
 /* What a message asks for and who may ask it: the greeting first, then a session anything, an observer only looks. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/random.h>
 
+#include "admission.h"
 #include "buffer.h"
 #include "client_queue.h"
 #include "group.h"
 #include "layer.h"
 #include "names.h"
+#include "quota.h"
+#include "rack_node.h"
+#include "state.h"
 #include "status.h"
 #include "timer.h"
+#include "usage.h"
 
 /* ------------------------------------------------------------------ Hello */
 
@@ -26,10 +32,12 @@ static int check_hello(struct mokd_session *session, const Mok__Hello *hello, st
                               mok_log_text(clean, sizeof(clean), hello->job), MOK_MAX_NAME);
     if (hello->weight > MOK_MAX_WEIGHT)
         return mokd_error_set(error, -MOK_ERANGE, "weight = %u: must be in 0..%u", hello->weight, MOK_MAX_WEIGHT);
+    if (hello->resume && !hello->observer)
+        return 0; /* it is counted already */
     return hello->observer ? 0 : mokd_user_take(session->user, MOKD_SESSIONS, 1, error);
 }
 
-static void answer_hello(struct mokd_session *session, uint64_t id, const Mok__Hello *hello)
+void mokd_hello_answer(struct mokd_session *session, uint64_t id, const Mok__Hello *hello)
 {
     Mok__Reply reply = MOK__REPLY__INIT;
     Mok__HelloReply body = MOK__HELLO_REPLY__INIT;
@@ -43,14 +51,28 @@ static void answer_hello(struct mokd_session *session, uint64_t id, const Mok__H
     body.limits = &limits;
     body.boot_id = (ProtobufCBinaryData){ .len = sizeof(session->server->boot_id), .data = session->server->boot_id };
     body.mps_pipe = (char *)session->server->config->mps_pipe;
+    if (session->resumable) {
+        body.resume_token = (ProtobufCBinaryData){ .len = sizeof(session->token), .data = session->token };
+        body.resume_ms = (uint64_t)session->server->config->resume_timeout * 1000u;
+    }
     reply.body_case = MOK__REPLY__BODY_HELLO;
     reply.hello = &body;
     struct mokd_call call = mokd_call_begin(session, id);
     mokd_call_reply(&call, &reply, NULL, 0);
 }
 
-static void become_session(struct mokd_session *session)
+/* Where nothing is kept, or the client does not know how to come back, the session ends with this mokd. */
+static bool make_resumable(struct mokd_session *session, uint64_t features)
 {
+    return (features & MOK_FEATURE_RESUME) && mokd_state_is_kept(session->server) &&
+           getrandom(session->token, sizeof(session->token), 0) == (ssize_t)sizeof(session->token);
+}
+
+static void become_session(struct mokd_session *session, uint64_t features)
+{
+    session->resumable = make_resumable(session, features);
+    session->returned = true; /* it has nothing of the mokd before */
+    mokd_state_touch(session->server);
     session->state = MOKD_SESSION_OPEN;
     session->id = ++session->server->last_session;
     session->counted = true;
@@ -69,18 +91,22 @@ static void greet(struct mokd_session *session, uint64_t id, const Mok__Hello *h
         return;
     }
     mokd_timer_cancel(&session->greeting);
+    if (hello->resume && !hello->observer) {
+        mokd_session_resume(session, id, hello);
+        return;
+    }
     snprintf(session->job, sizeof(session->job), "%s", hello->job);
     session->weight = hello->weight ? hello->weight : 1;
     if (hello->observer)
         session->state = MOKD_SESSION_OBSERVER;
     else
-        become_session(session);
-    answer_hello(session, id, hello);
+        become_session(session, hello->features);
+    mokd_hello_answer(session, id, hello);
 }
 
 /* ------------------------------------------------------------------ everything else */
 
-/* Requests that only look. False: it is something else. */
+/* Requests that need no session: looks, and an administrator's. False: it is something else. */
 static bool handle_question(struct mokd_session *session, const Mok__Request *request)
 {
     switch (request->body_case) {
@@ -92,6 +118,18 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
         return true;
     case MOK__REQUEST__BODY_STATUS_QUERY:
         mokd_status_query(session, request->id);
+        return true;
+    case MOK__REQUEST__BODY_RACK_QUERY:
+        mokd_rack_query(session, request->id);
+        return true;
+    case MOK__REQUEST__BODY_QUOTA_QUERY:
+        mokd_quota_query(session, request->id, request->quota_query);
+        return true;
+    case MOK__REQUEST__BODY_USAGE_QUERY:
+        mokd_usage_query(session, request->id, request->usage_query);
+        return true;
+    case MOK__REQUEST__BODY_DRAIN:
+        mokd_drain(session, request->id, request->drain);
         return true;
     case MOK__REQUEST__BODY_LAYER_QUERY:
         if (request->layer_query->group != 0)
@@ -149,6 +187,9 @@ static void handle_action(struct mokd_session *session, const Mok__Request *requ
         return;
     case MOK__REQUEST__BODY_LAYER_DESCRIBE:
         mokd_layer_describe(session, id, request->layer_describe);
+        return;
+    case MOK__REQUEST__BODY_RECOVER:
+        mokd_session_recover(session, id, request->recover);
         return;
     case MOK__REQUEST__BODY_OP_QUERY:
         mokd_op_query(session, id, request->op_query);

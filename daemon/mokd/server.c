@@ -13,22 +13,28 @@
 #include "client_queue.h"
 #include "device.h"
 #include "group.h"
+#include "http.h"
 #include "inherited.h"
 #include "layer.h"
 #include "listener.h"
 #include "names.h"
+#include "rack_groups.h"
+#include "rack_node.h"
+#include "recent.h"
 #include "reload.h"
 #include "service.h"
 #include "session.h"
+#include "state.h"
 #include "storage.h"
 #include "timer.h"
+#include "usage.h"
 
 /* From the signal on: this long to take everything down in order, then workers are killed. */
 #define STOP_MS 8000u
 
 /* ------------------------------------------------------------------ ids */
 
-static bool id_is_taken(const struct mokd_server *server, uint32_t id)
+bool mokd_server_id_is_taken(const struct mokd_server *server, uint32_t id)
 {
     const struct mokd_session *session;
     const struct mokd_queue *queue;
@@ -57,11 +63,11 @@ static bool id_is_taken(const struct mokd_server *server, uint32_t id)
 uint32_t mokd_server_next_id(struct mokd_server *server)
 {
     do {
-        if (++server->last_id == 0) {
+        if (++server->last_id >= GROUP_ID_FLAG) { /* from there on they are the rack's */
             server->ids_wrapped = true;
             server->last_id = 1;
         }
-    } while (server->ids_wrapped && id_is_taken(server, server->last_id));
+    } while (server->ids_wrapped && mokd_server_id_is_taken(server, server->last_id));
     return server->last_id;
 }
 
@@ -70,15 +76,22 @@ uint32_t mokd_server_next_id(struct mokd_server *server)
 static void close_handles(struct mokd_server *server)
 {
     server->handles_closed = true;
+    mokd_usage_stop(server);
     mokd_timer_cancel(&server->stop_deadline);
+    mokd_rack_groups_stop(server);
+    mokd_rack_stop(server);
     mokd_service_close(server->service);
     server->service = NULL;
     for (size_t i = 0; i < server->n_devices; i++)
         mokd_device_close_handles(server->devices[i]);
+    uv_close((uv_handle_t *)&server->save, NULL);
     uv_close((uv_handle_t *)&server->sigterm, NULL);
     uv_close((uv_handle_t *)&server->sigint, NULL);
     uv_close((uv_handle_t *)&server->sighup, NULL);
 }
+
+static void close_sessions(struct mokd_server *server);
+static void stop_workers(struct mokd_server *server);
 
 void mokd_server_worker_gone(struct mokd_server *server)
 {
@@ -87,17 +100,21 @@ void mokd_server_worker_gone(struct mokd_server *server)
     for (size_t i = 0; i < server->n_devices; i++)
         if (server->devices[i]->worker)
             return;
-    close_handles(server);
+    if (TAILQ_EMPTY(&server->sessions))
+        close_handles(server);
+    else if (!server->closing_sessions)
+        close_sessions(server);
 }
 
 void mokd_server_session_gone(struct mokd_server *server)
 {
-    if (!server->stopping || server->workers_stopping || !TAILQ_EMPTY(&server->sessions))
+    if (!server->stopping || !TAILQ_EMPTY(&server->sessions))
         return;
-    server->workers_stopping = true;
-    for (size_t i = 0; i < server->n_devices; i++)
-        mokd_device_stop(server->devices[i]);
-    mokd_server_worker_gone(server); /* there may be none */
+    if (server->workers_stopping) {
+        mokd_server_worker_gone(server);
+        return;
+    }
+    stop_workers(server);
 }
 
 static void stop_overdue(void *cookie)
@@ -109,10 +126,42 @@ static void stop_overdue(void *cookie)
         mokd_device_kill(server->devices[i]);
 }
 
-static void stop(struct mokd_server *server)
+static void close_sessions(struct mokd_server *server)
+{
+    struct mokd_session *session, *next;
+
+    server->closing_sessions = true;
+    for (session = TAILQ_FIRST(&server->sessions); session; session = next) {
+        next = TAILQ_NEXT(session, link);
+        mokd_session_close(session, -MOK_EDAEMON, "mokd is stopping");
+    }
+    mokd_server_session_gone(server); /* there may be none */
+}
+
+static void stop_workers(struct mokd_server *server)
+{
+    server->workers_stopping = true;
+    for (size_t i = 0; i < server->n_devices; i++)
+        mokd_device_stop(server->devices[i]);
+    mokd_server_worker_gone(server); /* there may be none */
+}
+
+/*
+ * The next mokd goes on with the sessions. Clients are told first, all of them before any worker, so that whoever sees an
+ * operation end knows that mokd has gone; then workers end what they have; then we forget, and what is kept stays.
+ */
+static void suspend(struct mokd_server *server)
 {
     struct mokd_session *session;
 
+    mokd_state_freeze(server, true);
+    TAILQ_FOREACH(session, &server->sessions, link)
+        mokd_session_hang_up(session, "mokd is stopping");
+    stop_workers(server);
+}
+
+static void stop(struct mokd_server *server)
+{
     if (server->stopping)
         return;
     server->stopping = true;
@@ -120,10 +169,14 @@ static void stop(struct mokd_server *server)
     mokd_listener_close(server->listener);
     mokd_listener_close(server->admin_listener);
     server->listener = server->admin_listener = NULL;
+    mokd_http_close(server->http);
+    server->http = NULL;
     server->stop_deadline = mokd_timer_start(&server->loop, STOP_MS, stop_overdue, server);
-    TAILQ_FOREACH(session, &server->sessions, link)
-        mokd_session_close(session, -MOK_EDAEMON, "mokd is stopping");
-    mokd_server_session_gone(server); /* there may be none */
+    mokd_timer_cancel(&server->resume_deadline);
+    if (mokd_state_is_kept(server))
+        suspend(server);
+    else
+        close_sessions(server);
 }
 
 static void on_stop_signal(uv_signal_t *handle, int number)
@@ -145,6 +198,12 @@ static void on_hangup(uv_signal_t *handle, int number)
 }
 
 /* ------------------------------------------------------------------ starting */
+
+/* Changes that nobody is told of. */
+static void save(uv_prepare_t *handle)
+{
+    mokd_state_save(handle->data);
+}
 
 static void watch_signal(struct mokd_server *server, uv_signal_t *handle, int number, uv_signal_cb callback)
 {
@@ -205,7 +264,7 @@ static uint32_t descriptor_share(const struct mokd_server *server)
     return limit / 2 < UINT32_MAX ? (uint32_t)(limit / 2) : UINT32_MAX;
 }
 
-static int start_devices(struct mokd_server *server, const char *worker, struct mokd_error *error)
+static int make_devices(struct mokd_server *server, const char *worker, struct mokd_error *error)
 {
     size_t count = server->config->n_devices;
 
@@ -244,6 +303,18 @@ static int open_doors(struct mokd_server *server, struct mokd_error *error)
     return r < 0 ? r : open_door(server, MOKD_DOOR_ADMIN, &server->admin_listener, error);
 }
 
+/* systemd gives a list where the unit has several. */
+static const char *state_dir(const struct mokd_config *config)
+{
+    static char first[MOKD_PATH_MAX];
+    const char *given = getenv("STATE_DIRECTORY");
+
+    if (config->state_dir[0] || !given)
+        return config->state_dir;
+    snprintf(first, sizeof(first), "%.*s", (int)strcspn(given, ":"), given);
+    return first;
+}
+
 static int start(struct mokd_server *server)
 {
     const char *worker = server->options->worker;
@@ -257,10 +328,25 @@ static int start(struct mokd_server *server)
         r = mokd_error_set(&error, -MOK_EIO, "no random bytes");
     if (r == 0 && mokd_storage_start(server) < 0)
         r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+    if (r == 0 && mokd_usage_open(server, state_dir(server->config)) < 0)
+        r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+    if (r == 0 && mokd_state_open(server) < 0)
+        r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
     if (r == 0)
         r = open_doors(server, &error);
     if (r == 0)
-        r = start_devices(server, worker, &error);
+        r = mokd_http_open(server, &server->http, &error);
+    if (r == 0)
+        r = mokd_rack_start(server, &error);
+    if (r == 0)
+        r = mokd_rack_groups_start(server, &error);
+    if (r == 0)
+        r = make_devices(server, worker, &error);
+    if (r == 0) {
+        mokd_state_restore(server);
+        for (size_t i = 0; i < server->n_devices; i++)
+            mokd_device_start(server->devices[i]);
+    }
     if (r == 0)
         r = mokd_service_start(server, &server->service, &error);
     if (r < 0) {
@@ -274,10 +360,13 @@ static int start(struct mokd_server *server)
 
 static void free_all(struct mokd_server *server)
 {
+    mokd_usage_close(server);
     for (size_t i = 0; i < server->n_devices; i++)
         mokd_device_free(server->devices[i]);
     free(server->devices);
+    mokd_job_totals_free(server);
     mokd_storage_stop(server);
+    mokd_state_close(server);
     mokd_reserve_close(server);
     int r = uv_loop_close(&server->loop);
     if (r < 0)
@@ -296,20 +385,27 @@ int mokd_server_run(const struct mokd_options *options)
     TAILQ_INIT(&server.users);
     TAILQ_INIT(&server.pools);
     TAILQ_INIT(&server.groups);
+    TAILQ_INIT(&server.job_totals);
     /* A large allocation holds a thread for a while; of libuv's four, a few users could hold all. */
     setenv("UV_THREADPOOL_SIZE", "16", 0);
     signal(SIGPIPE, SIG_IGN);
+    mokd_recent_start();
     int r = uv_loop_init(&server.loop);
     if (r < 0) {
         mok_log(MOK_LOG_ERROR, "server", "cannot start", "error=\"%s\"", uv_strerror(r));
         return -MOK_EIO;
     }
+    uv_prepare_init(&server.loop, &server.save);
+    server.save.data = &server;
+    uv_prepare_start(&server.save, save);
     watch_signal(&server, &server.sigterm, SIGTERM, on_stop_signal);
     watch_signal(&server, &server.sigint, SIGINT, on_stop_signal);
     watch_signal(&server, &server.sighup, SIGHUP, on_hangup);
     r = start(&server);
-    if (r < 0)
+    if (r < 0) {
+        mokd_state_freeze(&server, false);
         stop(&server);
+    }
     uv_run(&server.loop, UV_RUN_DEFAULT);
     free_all(&server);
     r = r < 0 ? r : server.failure;

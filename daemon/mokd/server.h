@@ -13,23 +13,32 @@
 #include <uv.h>
 
 #include "config.h"
+#include "job_totals.h"
+#include "mok/types.h"
 #include "util.h"
+#include "wire.h"
 
 #define MOKD_PROTOCOL 1u /* of control.proto */
-#define MOKD_FEATURES 0ull
+#define MOKD_FEATURES MOK_FEATURE_RESUME
 #define MOKD_RESERVE 4
 #define MOKD_TEXT_MAX 512 /* bytes of a sentence in an answer */
 
 #define mokd_container_of(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
 struct mokd_device;
+struct mokd_fdstore;
 struct mokd_group;
+struct mokd_http;
 struct mokd_inherited;
 struct mokd_listener;
 struct mokd_service;
 struct mokd_session;
+struct mokd_state;
+struct mokd_usage;
 struct mokd_user;
 struct mokd_pool;
+struct rack;
+struct mokd_rack_groups;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
@@ -49,7 +58,12 @@ struct mokd_server {
     struct mokd_user_list users;
     struct mokd_pool_list pools;
     bool reloading;
+    struct mokd_usage *usage;
     struct mokd_group_list groups;
+    struct mokd_job_total_list job_totals;
+    struct rack *rack;      /* the other nodes; NULL: there are none */
+    struct mokd_rack_groups *rack_groups; /* groups over nodes; NULL: there are none */
+    struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];
     uint64_t started_ns;
@@ -59,7 +73,11 @@ struct mokd_server {
     uint32_t last_id; /* of queues, groups, buffers and layers */
     uint64_t errors;  /* requests refused, sessions ended by us, workers lost */
     bool ids_wrapped;
-    bool stopping, workers_stopping, handles_closed;
+    struct mokd_state *state;        /* what the next mokd will know */
+    struct mokd_fdstore *store;      /* and have; the state's */
+    uv_prepare_t save;               /* writes the state down before the loop sleeps */
+    struct mokd_timer *resume_deadline; /* of sessions that are away */
+    bool stopping, workers_stopping, closing_sessions, handles_closed;
     int failure; /* why it stops before anybody asked it to */
     struct mokd_timer *stop_deadline;
 };
@@ -80,6 +98,9 @@ void mokd_server_fail(struct mokd_server *server, int code);
 
 /* A new id of a queue, group, buffer or layer; never 0, and never one of a thing that lives. */
 uint32_t mokd_server_next_id(struct mokd_server *server);
+
+/* Whether something has that id. */
+bool mokd_server_id_is_taken(const struct mokd_server *server, uint32_t id);
 
 /* Told by whoever goes away, so that an orderly stop knows when the next step is due. */
 void mokd_server_session_gone(struct mokd_server *server);

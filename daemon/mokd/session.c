@@ -10,6 +10,7 @@
 #include "client_queue.h"
 #include "group.h"
 #include "names.h"
+#include "state.h"
 #include "timer.h"
 
 #define GREETING_MS 10000u
@@ -37,6 +38,31 @@ void mokd_session_unref(struct mokd_session *session)
         advance_close(session);
 }
 
+void mokd_session_totals(const struct mokd_session *session, Mok__StateSession *ret)
+{
+    const struct mokd_queue *queue;
+
+    ret->ops_done = session->ops_done;
+    TAILQ_FOREACH(queue, &session->queues, link)
+        ret->ops_done += queue->ops_done;
+    ret->rows = session->rows;
+    ret->device_ns = session->device_ns;
+    TAILQ_FOREACH(queue, &session->queues, link)
+    {
+        ret->rows += queue->counted.rows;
+        ret->device_ns += queue->counted.device_ns;
+    }
+    ret->weight = session->weight;
+}
+
+void mokd_session_resume_totals(struct mokd_session *session, const Mok__StateSession *from)
+{
+    session->ops_done = from->ops_done;
+    session->rows = from->rows;
+    session->device_ns = from->device_ns;
+    session->weight = from->weight ? from->weight : 1;
+}
+
 static void uncount(struct mokd_session *session)
 {
     if (session->counted)
@@ -49,7 +75,7 @@ static void session_free(struct mokd_session *session)
 {
     struct mokd_server *server = session->server;
 
-    if (session->id)
+    if (session->id && !(session->resumable && mokd_state_is_frozen(server)))
         mok_log(MOK_LOG_INFO, "session", "closed", "session=%" PRIu64 " ops=%" PRIu64, session->id, session->ops_done);
     TAILQ_REMOVE(&server->sessions, session, link);
     mokd_user_unref(session->user);
@@ -93,6 +119,10 @@ static void log_end(const struct mokd_session *session, int code, const char *te
         mok_log(MOK_LOG_DEBUG, "session", "client left", "session=%" PRIu64 " pid=%d", session->id, session->peer.pid);
         return;
     }
+    if (session->resumable && mokd_state_is_frozen(session->server)) {
+        mok_log(MOK_LOG_INFO, "session", "left to the next mokd", "session=%" PRIu64, session->id);
+        return;
+    }
     mok_log(session->server->stopping ? MOK_LOG_INFO : MOK_LOG_WARNING, "session", "ended by mokd",
             "session=%" PRIu64 " uid=%u pid=%d code=%s error=\"%s\"", session->id, session->peer.uid, session->peer.pid,
             mok_error_symbol(code), mok_log_text(clean, sizeof(clean), text));
@@ -111,14 +141,39 @@ void mokd_session_close(struct mokd_session *session, int code, const char *text
         mokd_session_event(session, &event);
         session->server->errors += !session->server->stopping;
     }
+    bool away = session->state == MOKD_SESSION_AWAY;
     session->state = MOKD_SESSION_CLOSING;
+    mokd_state_touch(session->server);
     mokd_timer_cancel(&session->greeting);
+    mokd_timer_cancel(&session->recover_deadline);
+    if (session->recover.session)
+        mokd_call_done(&session->recover); /* to nobody */
     mok_wire_queue_clear(&session->out);
     uncount(session);
     mokd_queues_close(session, code ? code : -MOK_ESESSION);
     mokd_members_fail(session);
+    if (away) {
+        mokd_session_unref(session); /* may be its end */
+        return;
+    }
     uv_poll_stop(&session->poll);
     uv_close((uv_handle_t *)&session->poll, poll_closed);
+}
+
+void mokd_session_hang_up(struct mokd_session *session, const char *text)
+{
+    Mok__Reply event = MOK__REPLY__INIT;
+
+    if (session->state == MOKD_SESSION_CLOSING || session->fd < 0)
+        return;
+    mok_wire_queue_clear(&session->out);
+    event.code = -MOK_EDAEMON;
+    event.text = (char *)text;
+    mokd_session_event(session, &event);
+    mok_wire_queue_clear(&session->out);
+    session->deaf = true;
+    uv_poll_stop(&session->poll);
+    shutdown(session->fd, SHUT_RDWR);
 }
 
 /* ------------------------------------------------------------------ sending */
@@ -134,6 +189,7 @@ static void watch(struct mokd_session *session, bool writable)
 /* Nothing of it reaches the client that does not fit: a client that does not read ends, mokd does not grow. */
 static int transmit(struct mokd_session *session, Mok__Reply *reply, const int *fds, size_t count)
 {
+    mokd_state_save(session->server); /* what a client knows, the next mokd knows */
     int r = mok_wire_queue_send(&session->out, session->fd, &reply->base, fds, count);
     if (r > 0)
         watch(session, true);
@@ -158,7 +214,7 @@ static void meet_doom(struct mokd_session *session)
 
 void mokd_session_event(struct mokd_session *session, Mok__Reply *event)
 {
-    if (session->state == MOKD_SESSION_CLOSING)
+    if (session->state == MOKD_SESSION_CLOSING || session->state == MOKD_SESSION_AWAY || session->deaf)
         return;
     event->id = 0;
     transmit(session, event, NULL, 0); /* a client that cannot be told is found out by its next reply */
@@ -184,7 +240,7 @@ static void call_end(struct mokd_call *call)
 
 static void send_reply(struct mokd_session *session, uint64_t id, Mok__Reply *reply, const int *fds, size_t count)
 {
-    if (session->state == MOKD_SESSION_CLOSING)
+    if (session->state == MOKD_SESSION_CLOSING || session->deaf)
         return;
     reply->id = id;
     int r = transmit(session, reply, fds, count);
@@ -420,4 +476,44 @@ int mokd_session_device(const struct mokd_session *session, uint32_t index, stru
     device_names(session->server->config, allowed, names, sizeof(names));
     return mokd_error_set(error, -MOK_EACCESS, "device = %u: user %s may use %s%s", index, session->user->name,
                           names[0] ? "devices " : "no device", names);
+}
+
+/* ------------------------------------------------------------------ coming back */
+
+struct mokd_session *mokd_session_new_away(struct mokd_server *server, uid_t uid)
+{
+    struct mokd_session *session = session_new(server, -1);
+
+    if (!session)
+        return NULL;
+    session->user = mokd_user_ref(server, uid);
+    if (!session->user) {
+        free(session);
+        return NULL;
+    }
+    session->state = MOKD_SESSION_AWAY;
+    session->peer.uid = uid;
+    session->counted = session->resumable = true;
+    mokd_user_adopt(session->user, MOKD_SESSIONS, 1);
+    TAILQ_INSERT_TAIL(&server->sessions, session, link);
+    return session;
+}
+
+int mokd_session_attach(struct mokd_session *session, struct mokd_session *guest)
+{
+    int fd = guest->fd;
+
+    guest->fd = -1;
+    mokd_session_close(guest, 0, "");
+    if (uv_poll_init(&session->server->loop, &session->poll, fd) < 0) {
+        mok_close(fd);
+        return -MOK_EIO;
+    }
+    session->fd = fd;
+    session->poll.data = session;
+    session->peer = guest->peer;
+    guest->peer.pidfd = -1;
+    session->state = MOKD_SESSION_OPEN;
+    watch(session, false);
+    return 0;
 }

@@ -4,6 +4,10 @@
  * session owned goes, and nobody else notices.
  *
  *   GREETING --Hello--> OPEN or OBSERVER --EOF, bad message, stop--> CLOSING --nothing refers to it--> gone
+ *                        ^                                              ^
+ *     AWAY --its client--+------------- nobody comes in time -----------+
+ *
+ * AWAY is a session of the mokd before, which waits for its client (resume.c).
  *
  * CLOSING goes in steps, each once nothing of the one before is under way: queues closed at their workers (and groups
  * failed for the other ranks, at once) -> groups left -> private buffers unmapped and freed -> the session freed.
@@ -13,6 +17,7 @@
 
 #include "control.pb-c.h"
 #include "error.h"
+#include "state.pb-c.h"
 #include "user.h"
 #include "wire.h"
 
@@ -20,7 +25,21 @@ struct mokd_buffer;
 struct mokd_member;
 struct mokd_queue;
 
-enum mokd_session_state { MOKD_SESSION_GREETING, MOKD_SESSION_OPEN, MOKD_SESSION_OBSERVER, MOKD_SESSION_CLOSING };
+#define MOKD_TOKEN_BYTES 32u
+
+/* A request that waits for its answer; keeps the session. */
+struct mokd_call {
+    struct mokd_session *session; /* NULL: answered, or never begun */
+    uint64_t id;
+};
+
+enum mokd_session_state {
+    MOKD_SESSION_GREETING,
+    MOKD_SESSION_OPEN,
+    MOKD_SESSION_OBSERVER,
+    MOKD_SESSION_AWAY,
+    MOKD_SESSION_CLOSING
+};
 
 struct mokd_session {
     TAILQ_ENTRY(mokd_session) link;
@@ -48,10 +67,30 @@ struct mokd_session {
     TAILQ_HEAD(, mokd_buffer) buffers; /* its own copies: private and symmetric */
     TAILQ_HEAD(, mokd_member) members; /* ranks that it is */
     uint32_t n_buffers, n_members, n_layers;
-    uint64_t ops_done;
+    uint64_t ops_done, rows, device_ns; /* of queues that are gone */
+    bool resumable;                /* the next mokd will know it */
+    bool returned;                 /* its client wants its groups again */
+    bool deaf;                     /* has had mokd's last word */
+    uint8_t token[MOKD_TOKEN_BYTES];
+    struct mokd_call recover;      /* the Recover under way */
+    struct mokd_timer *recover_deadline;
+    uint64_t recover_ms;
 };
 
-/* Takes over a connected socket; `admin`: it came through the administrator's door. A negative return: it was closed, and its client told why. */
+/* Makes one that is away, for whoever fills it in. NULL: out of memory. */
+struct mokd_session *mokd_session_new_away(struct mokd_server *server, uid_t uid);
+/* Its client is back: takes over the connection of `guest`, which ends. -MOK_EIO: it stays away. */
+int mokd_session_attach(struct mokd_session *session, struct mokd_session *guest);
+/* mokd ends, and the next one goes on with the session: tells its client, and nothing more from now on. */
+void mokd_session_hang_up(struct mokd_session *session, const char *text);
+/* What it has done, queues that are open included. */
+void mokd_session_totals(const struct mokd_session *session, Mok__StateSession *ret);
+void mokd_session_resume_totals(struct mokd_session *session, const Mok__StateSession *from);
+
+/*
+ * Takes over a connected socket; `admin`: it came through the administrator's door. A negative return: it was closed, and
+ * its client told why.
+ */
 int mokd_session_accept(struct mokd_server *server, int fd, bool admin);
 
 /* Ends the session for a reason that the client is told (code 0: none, it left by itself). Harmless if it is ending. */
@@ -63,11 +102,6 @@ void mokd_session_unref(struct mokd_session *session);
 /* Sends an event: a reply that nobody asked for. Dropped when the session is ending. */
 void mokd_session_event(struct mokd_session *session, Mok__Reply *event);
 
-/* A request that waits for its answer; keeps the session. */
-struct mokd_call {
-    struct mokd_session *session; /* NULL: answered, or never begun */
-    uint64_t id;
-};
 struct mokd_call mokd_call_begin(struct mokd_session *session, uint64_t id);
 /* Each answers and ends the call; an ending session gets no answer. Descriptors stay the caller's. */
 void mokd_call_reply(struct mokd_call *call, Mok__Reply *reply, const int *fds, size_t count);
@@ -77,6 +111,14 @@ void mokd_call_fail(struct mokd_call *call, const struct mokd_error *error);
 /* Answers a request on the spot: refusal, with the sentence. */
 void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct mokd_error *error);
 
+/* resume.c: a Hello that wants to go on with a session; a session that wants its groups again. */
+void mokd_session_resume(struct mokd_session *guest, uint64_t id, const Mok__Hello *hello);
+void mokd_session_recover(struct mokd_session *session, uint64_t id, const Mok__Recover *request);
+/* One of its groups is whole or has failed: answers the recover if it was the last. */
+void mokd_session_recovered(struct mokd_session *session);
+/* Those that are away have this long. */
+void mokd_sessions_await(struct mokd_server *server);
+
 /* It is known which groups the user is in: his connections may speak. */
 void mokd_sessions_let_in(struct mokd_user *user);
 
@@ -84,7 +126,8 @@ void mokd_sessions_let_in(struct mokd_user *user);
 int mokd_session_device(const struct mokd_session *session, uint32_t index, struct mokd_device **ret,
                         struct mokd_error *error);
 
-/* request.c: acts on one message. */
+/* request.c: what a session is told at its begin; acts on one message. */
+void mokd_hello_answer(struct mokd_session *session, uint64_t id, const Mok__Hello *hello);
 void mokd_request_handle(struct mokd_session *session, const Mok__Request *request);
 
 #endif

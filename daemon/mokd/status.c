@@ -4,8 +4,11 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "device.h"
+#include "fdstore.h"
 #include "group.h"
+#include "job_totals.h"
 #include "layer.h"
+#include "span.h"
 
 /* A status and its envelope stay within one packet. */
 #define STATUS_BYTES (MOK_WIRE_MAX_BYTES - 4096u)
@@ -106,8 +109,14 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
 
     *ret = (Mok__JobInfo)MOK__JOB_INFO__INIT;
     ret->ops_done = session->ops_done;
+    ret->device_ns = session->device_ns;
+    ret->rows = session->rows;
+    ret->weight = session->weight;
     TAILQ_FOREACH(queue, &session->queues, link) {
-        ret->ops_done += queue->ops_done;
+        /* The page is of this moment, what the worker answered maybe a second old. */
+        ret->ops_done += queue->counted.ops > queue->ops_done ? queue->counted.ops : queue->ops_done;
+        ret->device_ns += queue->counted.device_ns;
+        ret->rows += queue->counted.rows;
         ret->queues++;
     }
     ret->bytes = layer_bytes(session);
@@ -122,12 +131,15 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
     ret->buffers = session->n_buffers;
     ret->age_ms = (mok_now_ns() - session->started_ns) / 1000000u;
     ret->user = session->user->name;
+    ret->resumable = session->resumable;
+    ret->away = session->state == MOKD_SESSION_AWAY;
 }
 
 struct group_info {
     Mok__GroupInfo info;
     uint64_t session[MOK_MAX_EP];
     uint32_t device[MOK_MAX_EP];
+    char *node[MOK_MAX_EP];
 };
 
 static void fill_group(const struct mokd_group *group, struct group_info *ret)
@@ -150,7 +162,16 @@ static void fill_group(const struct mokd_group *group, struct group_info *ret)
         const struct mokd_member *member = group->member[rank];
         ret->session[rank] = member ? member->session->id : 0;
         ret->device[rank] = member ? member->device->index : 0;
+        if (mokd_span_is_here(group, rank))
+            continue;
+        ret->session[rank] = group->span->roster->rank[rank].session;
+        ret->device[rank] = group->span->roster->rank[rank].device;
+        ret->info.joined++;
     }
+    for (uint32_t rank = 0; group->span && rank < group->size; rank++)
+        ret->node[rank] = (char *)mokd_span_node(group, rank);
+    ret->info.n_node = group->span ? group->size : 0;
+    ret->info.node = ret->node;
     ret->info.n_session = ret->info.n_device = group->size;
     ret->info.session = ret->session;
     ret->info.device = ret->device;
@@ -185,7 +206,7 @@ static void add_jobs(const struct mokd_server *server, struct status *status)
     size_t n = 0;
 
     TAILQ_FOREACH(session, &server->sessions, link) {
-        if (session->state != MOKD_SESSION_OPEN)
+        if (session->state != MOKD_SESSION_OPEN && session->state != MOKD_SESSION_AWAY)
             continue;
         fill_job(session, &status->jobs[n]);
         status->job_pointers[n] = &status->jobs[n];
@@ -219,7 +240,7 @@ static void add_layer(const struct mokd_layer *layer, struct status *status)
 {
     for (uint32_t rank = 0; rank < layer->group->size; rank++) {
         size_t n = status->body.n_layer;
-        if (!layer->part[rank].open)
+        if (!layer->part[rank].open || !layer->group->member[rank])
             continue;
         mokd_layer_info(layer, rank, &status->layers[n]);
         status->layer_pointers[n] = &status->layers[n].info;
@@ -253,6 +274,7 @@ static void add_totals(const struct mokd_server *server, struct status *status)
     body->uptime_ms = (mok_now_ns() - server->started_ns) / 1000000u;
     body->pid = (uint32_t)getpid();
     body->errors = server->errors;
+    mokd_fdstore_count(server->store, &body->store_used, &body->store_bound);
     fill_devices(server, status->devices, status->device_pointers);
     body->n_device = server->n_devices;
     body->device = status->device_pointers;
@@ -286,6 +308,7 @@ void mokd_status_query(struct mokd_session *session, uint64_t id)
     struct mokd_error error = { 0 };
     size_t n_sessions, n_groups, n_parts;
 
+    mokd_job_totals_take_all(session->server);
     count(server, &n_sessions, &n_groups, &n_parts);
     _cleanup_free_ struct status *status = calloc(1, sizeof(*status));
     _cleanup_free_ Mok__JobInfo *jobs = calloc(n_sessions, sizeof(*jobs));

@@ -4,8 +4,10 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "fdstore.h"
 #include "memory.h"
 #include "names.h"
+#include "state.h"
 
 TAILQ_HEAD(storage_list, mokd_storage);
 
@@ -45,11 +47,12 @@ static uint64_t taken_bytes(const struct mokd_device *device, uint64_t bytes)
     return (bytes + CUDA_GRANULE - 1) / CUDA_GRANULE * CUDA_GRANULE;
 }
 
-int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
+int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
                         struct mokd_error *error)
 {
     uint64_t device_left = device->config->memory - device->memory_used;
     uint64_t taken = taken_bytes(device, bytes);
+    struct mokd_user *user = session->user;
 
     int r = mokd_user_take_bytes(user, bytes, error);
     if (r < 0)
@@ -75,15 +78,49 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
     storage->device = device;
     storage->bytes = bytes;
     storage->fd = -1;
+    storage->usage = mokd_usage_ref(session, device);
+    mokd_usage_hold_bytes(storage->usage, taken);
     device->memory_used += taken;
     *ret = storage;
     return 0;
 }
 
+struct mokd_storage *mokd_storage_adopt(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, int fd,
+                                        uint64_t number)
+{
+    struct mokd_storage *storage = calloc(1, sizeof(*storage));
+    struct mokd_user *user = session->user;
+
+    if (!storage)
+        return NULL;
+    mokd_user_adopt(user, MOKD_BYTES, mok_memory_round(bytes));
+    mokd_user_adopt(user, MOKD_DESCRIPTORS, 1);
+    device->memory_used += taken_bytes(device, bytes);
+    storage->user = mokd_user_hold(user);
+    storage->device = device;
+    storage->usage = mokd_usage_ref(session, device);
+    mokd_usage_hold_bytes(storage->usage, taken_bytes(device, bytes));
+    storage->bytes = bytes;
+    storage->fd = fd;
+    storage->number = number;
+    return storage;
+}
+
+int mokd_storage_keep(struct mokd_storage *storage)
+{
+    if (storage->number == 0)
+        storage->number = mokd_fdstore_keep(storage->user->server->store, storage->fd, MOKD_FDSTORE_CLIENT);
+    return storage->number ? 0 : -MOK_EFDS;
+}
+
 static void discharge(struct mokd_storage *storage)
 {
+    uint64_t taken = taken_bytes(storage->device, storage->bytes);
+
     mokd_user_give_bytes(storage->user, storage->bytes);
-    storage->device->memory_used -= taken_bytes(storage->device, storage->bytes);
+    storage->device->memory_used -= taken;
+    mokd_usage_free_bytes(storage->usage, taken);
+    mokd_usage_unref(storage->usage);
     mokd_user_give(storage->user, MOKD_DESCRIPTORS, 1);
     mokd_user_unref(storage->user);
     free(storage);
@@ -201,7 +238,7 @@ int mokd_storage_fill(struct mokd_storage *const *list, size_t count, mokd_stora
 /* A client that keeps its descriptor keeps an empty file: what it then touches, the kernel charges to the client. */
 static void give_back(const struct mokd_storage *storage)
 {
-    if (storage->device->config->kind == MOK_DEVICE_HOST)
+    if (storage->device->config->kind == MOK_DEVICE_HOST && !storage->left_behind)
         mok_memory_empty(storage->fd, storage->bytes);
 }
 
@@ -216,6 +253,17 @@ static void release_batch(uv_work_t *work)
     }
 }
 
+/* The state first: it must name nothing that the store has not. */
+static void forget(const struct mokd_storage *storage)
+{
+    struct mokd_server *server = storage->user->server;
+
+    if (storage->number == 0)
+        return;
+    mokd_state_save(server);
+    mokd_fdstore_drop(server->store, storage->number);
+}
+
 static void start_release(struct mokd_storage_queue *queue);
 
 static void released_batch(uv_work_t *work, int status)
@@ -227,6 +275,8 @@ static void released_batch(uv_work_t *work, int status)
     while ((storage = TAILQ_FIRST(&queue->batch))) {
         TAILQ_REMOVE(&queue->batch, storage, link);
         mok_close(storage->fd);
+        if (!storage->left_behind)
+            forget(storage);
         discharge(storage);
     }
     queue->running = false;
@@ -252,6 +302,7 @@ void mokd_storage_release(struct mokd_storage *storage)
         return;
     }
     struct mokd_storage_queue *queue = storage->user->server->releases;
+    storage->left_behind = storage->number != 0 && mokd_state_is_frozen(storage->user->server);
     TAILQ_INSERT_TAIL(&queue->waiting, storage, link);
     start_release(queue);
 }

@@ -9,18 +9,22 @@
 
 #include "device.h"
 #include "error.h"
+#include "usage.h"
 #include "user.h"
 
 struct mokd_storage {
     TAILQ_ENTRY(mokd_storage) link;
     struct mokd_user *user;
     struct mokd_device *device;
+    struct mokd_usage_row *usage;
     uint64_t bytes;
-    int fd; /* -1 until filled */
+    int fd;          /* -1 until filled */
+    uint64_t number; /* in the service manager's store; 0: not there */
+    bool left_behind; /* mokd ends, and the next one has it: what is in it stays */
 };
 
-/* -MOK_EQUOTA (the user's bytes), -MOK_ENOMEM (the device's memory), -MOK_EDEVICE, with the sentence. */
-int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
+/* To the session's user: -MOK_EQUOTA (his bytes), -MOK_ENOMEM (the device's memory), -MOK_EDEVICE, with the sentence. */
+int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
                         struct mokd_error *error);
 
 /*
@@ -30,6 +34,15 @@ int mokd_storage_charge(struct mokd_user *user, struct mokd_device *device, uint
  */
 typedef void (*mokd_storage_filled)(void *cookie, const struct mokd_error *error);
 int mokd_storage_fill(struct mokd_storage *const *list, size_t count, mokd_storage_filled done, void *cookie);
+
+/*
+ * Memory that the mokd before has left: charged, whatever the limits say now, and taken over with its descriptor. NULL:
+ * out of memory, and the descriptor is still the caller's.
+ */
+struct mokd_storage *mokd_storage_adopt(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, int fd,
+                                        uint64_t number);
+/* Leaves it to the next mokd as well; -MOK_EFDS: it will not know it. */
+int mokd_storage_keep(struct mokd_storage *storage);
 
 /* Takes the storage over: closes its descriptor in a work thread, then ends the charge. NULL is fine. */
 void mokd_storage_release(struct mokd_storage *storage);

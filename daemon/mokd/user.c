@@ -265,6 +265,13 @@ static bool fits(uint64_t used, uint64_t amount, uint64_t bound)
     return used <= bound && amount <= bound - used;
 }
 
+void mokd_user_adopt(struct mokd_user *user, enum mokd_resource resource, uint64_t amount)
+{
+    user->used[resource] += amount;
+    for (size_t i = 0; i < user->n_pools; i++)
+        user->pools[i]->used[resource] += amount;
+}
+
 int mokd_user_take(struct mokd_user *user, enum mokd_resource resource, uint64_t amount, struct mokd_error *error)
 {
     const char *what = mokd_resource_text(resource);
@@ -282,9 +289,7 @@ int mokd_user_take(struct mokd_user *user, enum mokd_resource resource, uint64_t
                 " %s together and have %" PRIu64,
                 what, amount, pool->name, user->name, pool->bound[resource], what, pool->used[resource]);
     }
-    user->used[resource] += amount;
-    for (size_t i = 0; i < user->n_pools; i++)
-        user->pools[i]->used[resource] += amount;
+    mokd_user_adopt(user, resource, amount);
     return 0;
 }
 

@@ -56,6 +56,8 @@ void mokd_user_give(struct mokd_user *user, enum mokd_resource resource, uint64_
 /* The same for memory, in whole pages. */
 int mokd_user_take_bytes(struct mokd_user *user, uint64_t bytes, struct mokd_error *error);
 void mokd_user_give_bytes(struct mokd_user *user, uint64_t bytes);
+/* What he has of the mokd before is his, whatever his limits are now; given back as any. */
+void mokd_user_adopt(struct mokd_user *user, enum mokd_resource resource, uint64_t amount);
 
 /* What he may have of it himself, which for descriptors is also a matter of mokd's own limit. */
 uint64_t mokd_user_bound(const struct mokd_user *user, enum mokd_resource resource);

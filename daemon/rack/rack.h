@@ -23,7 +23,7 @@
 #include "rack.pb-c.h"
 
 #define RACK_MAX_NODES 128u
-#define RACK_MAX_ADDRESS 255      /* bytes of host:port */
+#define RACK_MAX_ADDRESS 63       /* bytes of host:port */
 #define RACK_BOOT_BYTES 16        /* of a boot id */
 #define RACK_KEY_BYTES 32         /* of a CURVE key */
 #define RACK_MAX_TEXT 256         /* bytes of a reason, with its terminator */
@@ -32,6 +32,11 @@
 #define RACK_QUEUE_BYTES (8u << 20)
 
 struct rack;
+
+/* Versions that a daemon speaks: neighbours have one in common, so that a rack can be upgraded node by node. */
+struct rack_versions {
+    uint8_t min, max;
+};
 
 /* ------------------------------------------------------------------ configuration */
 
@@ -50,6 +55,7 @@ struct rack_config {
     uint32_t timeout_ms;                  /* of silence until a peer is lost */
     const struct rack_node_config *nodes; /* the inventory, this node too; the same on all nodes */
     size_t n_nodes;
+    struct rack_versions versions; /* tests: pretends to be another version; 0: what it is */
 };
 
 /* ------------------------------------------------------------------ nodes */
@@ -108,7 +114,10 @@ int rack_start(uv_loop_t *loop, const struct rack_config *config, const uint8_t 
                const struct rack_handlers *handlers, void *cookie, struct rack **ret, char *text);
 /* No handler is called any more; the loop holds nothing of it once it has turned. NULL is fine. */
 void rack_stop(struct rack *rack);
-/* Takes over inventory and intervals. Node, listen and key must be as they were. An error leaves all as it was. */
+/*
+ * Takes over inventory and intervals. -MOK_ESTATE: node, listen or key are not as they were. An error leaves all as it
+ * was, but -MOK_ENOMEM, which leaves nodes out. A node with another key, address or link domain is removed and added.
+ */
 int rack_reload(struct rack *rack, const struct rack_config *config, char *text);
 
 /*
@@ -123,6 +132,14 @@ uint32_t rack_self(const struct rack *rack); /* index of this node */
 int rack_info(const struct rack *rack, uint32_t node, struct rack_node_info *ret);
 int rack_find(const struct rack *rack, const char *name, uint32_t *ret_node); /* -MOK_ENOENT */
 uint64_t rack_inventory_hash(const struct rack *rack);
+/* What belongs to no node. */
+struct rack_totals {
+    uint64_t refused;     /* handshakes with a key that is not in the inventory */
+    uint64_t unknown;     /* messages of a node that has been removed */
+    uint32_t connections; /* from others, the unauthenticated ones too */
+    uint32_t max_connections;
+};
+void rack_totals(const struct rack *rack, struct rack_totals *ret);
 uint32_t rack_timeout_ms(const struct rack *rack);
 
 #endif

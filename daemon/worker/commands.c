@@ -79,7 +79,7 @@ static bool queue_unlink(struct dispatcher *d, struct worker_queue *queue)
     }
     epoll_ctl(d->epoll, EPOLL_CTL_DEL, queue->doorbell, NULL);
     worker_index_remove(&d->tables.queues, &queue->dispatch_node);
-    count_queue_gone(d, queue);
+    count_queue_gone(queue);
     queue->left_user = fair_leave(&d->share, &queue->share);
     return true;
 }

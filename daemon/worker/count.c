@@ -10,7 +10,10 @@
 #include "probes.h"
 #include "util.h"
 
-_Static_assert(MOK_STATS_PHASES == MOK_PHASE_REDUCE + 1, "one numbering");
+/* Slots of queues that went, beyond one for each that is there. */
+#define SPARE_SLOTS 32u
+
+_Static_assert(MOK_STATS_PHASES == MOK_PHASE_WHOLE + 1, "one numbering");
 _Static_assert(MOK_STATS_KINDS == MOK_OP_CANCEL + 2, "one numbering, and one for those that are none");
 
 void count_begin(struct mok_stats *stats)
@@ -31,28 +34,34 @@ void count_begin(struct mok_stats *stats)
 
 /* ------------------------------------------------------------------ queues and layers */
 
+/* Slots are taken in turn, so that the last numbers of a queue that went stay for a while. */
 void count_queue_open(struct dispatcher *d, struct worker_queue *queue)
 {
     struct mok_stats *stats = d->stats;
-    unsigned i = 0;
+    unsigned bound = 2 * (unsigned)d->tables.queues.count + SPARE_SLOTS, i = d->stats_slot, looked = 0;
 
-    while (i < MOK_STATS_QUEUES && stats->queue[i].queue)
-        i++;
-    if (i == MOK_STATS_QUEUES)
+    bound = bound < MOK_STATS_QUEUES ? bound : MOK_STATS_QUEUES;
+    for (; looked < bound; looked++, i++) {
+        i = i < bound ? i : 0;
+        if (!stats->queue[i].queue || stats->queue[i].gone)
+            break;
+    }
+    if (looked == bound)
         return;
     struct mok_stats_queue *slot = &stats->queue[i];
+    __atomic_store_n(&slot->queue, 0, __ATOMIC_RELEASE);
     memset(slot, 0, sizeof(*slot));
     __atomic_store_n(&slot->queue, queue->id, __ATOMIC_RELEASE);
     if (i >= stats->queues_used)
         __atomic_store_n(&stats->queues_used, i + 1, __ATOMIC_RELEASE);
     queue->stats = slot;
+    d->stats_slot = i + 1;
 }
 
-void count_queue_gone(struct dispatcher *d, struct worker_queue *queue)
+void count_queue_gone(struct worker_queue *queue)
 {
-    (void)d;
     if (queue->stats)
-        __atomic_store_n(&queue->stats->queue, 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&queue->stats->gone, 1, __ATOMIC_RELEASE);
     queue->stats = NULL;
 }
 
@@ -143,7 +152,7 @@ void count_phase_start(struct dispatcher *d, struct worker_layer *layer, enum mo
 {
     struct worker_op *op = layer->first;
 
-    if (phase == MOK_PHASE_PREPARE) {
+    if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE) {
         mok_stats_record(histogram_of(d, op, MOK_LATENCY_QUEUE), since(d->now_ns, op->taken_ns));
         MOK_PROBE4(op_start, op->queue->id, layer->id, op->opcode, op->user_data);
         return;
@@ -152,7 +161,7 @@ void count_phase_start(struct dispatcher *d, struct worker_layer *layer, enum mo
     mok_stats_record(histogram_of(d, op, waited), since(layer->runnable_ns, op->waits_ns));
 }
 
-static void count_experts(struct mok_stats_layer *slot, const struct worker_layer *layer,
+static void count_experts(struct mok_stats *stats, struct mok_stats_layer *slot, const struct worker_layer *layer,
                           const struct mok_op_result *result)
 {
     uint32_t experts = layer->plan.local_experts;
@@ -161,9 +170,13 @@ static void count_experts(struct mok_stats_layer *slot, const struct worker_laye
     for (uint32_t e = 0; e < experts; e++) {
         uint64_t rows = result->expert_rows[e];
         most = rows > most ? rows : most;
-        if (rows)
+        if (rows && slot)
             mok_stats_add(&slot->expert_rows[(uint64_t)e * slot->bins / experts], rows);
     }
+    mok_stats_add(&stats->expert_max_rows, most);
+    mok_stats_add(&stats->expert_mean_rows, result->rows / experts);
+    if (!slot)
+        return;
     mok_stats_add(&slot->rows, result->rows);
     mok_stats_add(&slot->max_rows, most);
     mok_stats_set(&slot->last_rows, result->rows);
@@ -182,8 +195,8 @@ static void count_main(struct dispatcher *d, const struct worker_layer *layer, c
     mok_stats_add(&stats->minibatches, result->minibatches);
     mok_stats_add(&stats->ring_rows, result->padded_rows);
     mok_stats_add(&stats->ring_capacity, result->macrobatches * layer->plan.ring_rows);
-    if (layer->stats && result->expert_rows)
-        count_experts(layer->stats, layer, result);
+    if (result->expert_rows)
+        count_experts(stats, layer->stats, layer, result);
 }
 
 void count_phase_end(struct dispatcher *d, struct worker_layer *layer, const struct mok_op_result *result)
@@ -196,9 +209,9 @@ void count_phase_end(struct dispatcher *d, struct worker_layer *layer, const str
     mok_stats_add(&stats->phase_ns[d->running_phase], result->device_ns);
     if (result->status < 0 || d->running_phase == MOK_PHASE_PREPARE)
         return;
-    if (d->running_phase == MOK_PHASE_MAIN)
+    if (d->running_phase != MOK_PHASE_REDUCE)
         count_main(d, layer, result);
     mok_stats_record(
-        histogram_of(d, op, d->running_phase == MOK_PHASE_MAIN ? MOK_LATENCY_MAIN : MOK_LATENCY_REDUCE),
+        histogram_of(d, op, d->running_phase == MOK_PHASE_REDUCE ? MOK_LATENCY_REDUCE : MOK_LATENCY_MAIN),
         result->device_ns);
 }

@@ -29,6 +29,7 @@ struct dispatcher {
     int bell, epoll, report_fd;
     pthread_t thread;
     struct mok_stats *stats;
+    unsigned stats_slot; /* where the next queue looks for one first */
 
     /* both threads, and those of the engine */
     struct worker_mailbox inbox, outbox;
@@ -94,7 +95,7 @@ bool phases_start(struct dispatcher *d);
 /* A new worker has the page: what belonged to objects of the one before goes, the counters go on. */
 void count_begin(struct mok_stats *stats);
 void count_queue_open(struct dispatcher *d, struct worker_queue *queue);
-void count_queue_gone(struct dispatcher *d, struct worker_queue *queue);
+void count_queue_gone(struct worker_queue *queue);
 void count_layer_open(struct dispatcher *d, struct worker_layer *layer);
 void count_layer_gone(struct worker_layer *layer);
 void count_taken(struct dispatcher *d, struct worker_op *op);

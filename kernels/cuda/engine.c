@@ -249,9 +249,10 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
                     MOK_BF16);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
-    l = calloc(1, sizeof(*l));
+    l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */
     if (!l)
         return fail(message, -MOK_ENOMEM, "no memory for a layer");
+    memset(l, 0, sizeof(*l));
     l->engine = engine;
     l->plan = *plan;
     l->hash = mok_plan_hash(plan);

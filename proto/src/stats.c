@@ -68,7 +68,7 @@ const char *mok_stats_kind_text(unsigned kind)
 
 const char *mok_stats_phase_text(unsigned phase)
 {
-    static const char *const names[] = { NULL, "prepare", "main", "reduce" };
+    static const char *const names[] = { NULL, "prepare", "main", "reduce", "whole" };
     _Static_assert(ARRAY_SIZE(names) == MOK_STATS_PHASES, "one name a phase");
     return pick(names, ARRAY_SIZE(names), phase);
 }

@@ -14,7 +14,7 @@
 
 #define MOK_STATS_KINDS 5u   /* by opcode (ring_abi.h); the last: opcodes that are none */
 #define MOK_STATS_CODES 64u  /* by error number, 0: done */
-#define MOK_STATS_PHASES 4u  /* by enum mok_phase, which starts at 1 */
+#define MOK_STATS_PHASES 5u  /* by enum mok_phase, which starts at 1 */
 #define MOK_STATS_QUEUES 1024u
 #define MOK_STATS_LAYERS 256u
 #define MOK_STATS_BINS 128u  /* experts of a layer; where it has more, neighbours share one */
@@ -36,20 +36,25 @@ struct mok_stats_histogram {
 /* Where an operation's time goes. */
 enum mok_latency {
     MOK_LATENCY_QUEUE = 0, /* taken by the worker -> the engine starts on it */
-    MOK_LATENCY_READY,      /* this rank is ready -> all ranks are */
-    MOK_LATENCY_MAIN,        /* main phase on the device */
-    MOK_LATENCY_PUSH,     /* this rank has pushed -> all ranks have */
-    MOK_LATENCY_REDUCE,      /* reduce phase on the device */
-    MOK_LATENCY_TOTAL,           /* taken -> completed */
+    MOK_LATENCY_READY,     /* this rank is ready -> all ranks are */
+    MOK_LATENCY_MAIN,      /* main phase on the device; of a group of one rank all phases, which then run in one */
+    MOK_LATENCY_PUSH,      /* this rank has pushed -> all ranks have */
+    MOK_LATENCY_REDUCE,    /* reduce phase on the device */
+    MOK_LATENCY_TOTAL,     /* taken -> completed */
     MOK_LATENCIES,
 };
 
-/* A session on this device. `queue` 0: free. It is written last when the slot is taken, first when it is given up. */
+/*
+ * A session on this device. `queue` 0: never used. It is written last when the slot is taken; once the queue is `gone`
+ * its last numbers stay to be read until the slot is taken again.
+ */
 struct mok_stats_queue {
     uint32_t queue;
     uint32_t in_flight;
     uint64_t ops, errors, rows, device_ns;
-    uint64_t reserved[3];
+    uint32_t gone;
+    uint32_t reserved0;
+    uint64_t reserved[2];
 };
 
 /* A layer of this rank: what its experts got. `layer` 0: free. */
@@ -83,6 +88,7 @@ struct mok_stats {
     uint64_t tokens;
     uint64_t phases[MOK_STATS_PHASES], phase_ns[MOK_STATS_PHASES]; /* device time */
     uint64_t schedule_ns, transfer_ns, compute_ns; /* of main phases, summed over units */
+    uint64_t expert_max_rows, expert_mean_rows; /* of main phases: of the expert with most; rows / E_l */
     uint64_t macrobatches, minibatches;
     uint64_t ring_rows, ring_capacity; /* rows in the ring, and rows that would have fitted, over all macrobatches */
     uint64_t wakeups;      /* times that the dispatcher slept */
@@ -90,7 +96,7 @@ struct mok_stats {
     uint64_t peer_bells;   /* peers' workers woken */
     uint64_t broken_queues, broken_groups;
     uint64_t rounds;       /* of the dispatcher: how mokd sees that it lives; never still for longer than it takes to wake */
-    uint64_t reserved1[7];
+    uint64_t reserved1[3];
 
     struct mok_stats_histogram latency[2][MOK_LATENCIES]; /* forward, backward */
     struct mok_stats_queue queue[MOK_STATS_QUEUES];

@@ -186,11 +186,17 @@ static void strip(ProtobufCMessage *message)
 int mok_wire_unpack(const ProtobufCMessageDescriptor *type, const void *bytes, size_t size,
                     ProtobufCMessage **ret_message)
 {
-    struct budget budget = { .left = MOK_WIRE_MAX_UNPACKED };
-    ProtobufCAllocator allocator = { .alloc = budget_alloc, .free = budget_free, .allocator_data = &budget };
-
     if (size > MOK_WIRE_MAX_BYTES)
         return -MOK_EPROTO;
+    return mok_wire_unpack_within(type, bytes, size, MOK_WIRE_MAX_UNPACKED, ret_message);
+}
+
+int mok_wire_unpack_within(const ProtobufCMessageDescriptor *type, const void *bytes, size_t size, size_t limit,
+                           ProtobufCMessage **ret_message)
+{
+    struct budget budget = { .left = limit };
+    ProtobufCAllocator allocator = { .alloc = budget_alloc, .free = budget_free, .allocator_data = &budget };
+
     ProtobufCMessage *message = protobuf_c_message_unpack(type, &allocator, size, bytes);
     if (!message)
         return budget.no_memory ? -MOK_ENOMEM : -MOK_EPROTO;

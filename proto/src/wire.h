@@ -66,6 +66,9 @@ void mok_wire_free(ProtobufCMessage *message); /* NULL is fine */
 /* The part of receiving that has no socket. Fields that this version does not know are dropped. -MOK_EPROTO, -MOK_ENOMEM. */
 int mok_wire_unpack(const ProtobufCMessageDescriptor *type, const void *bytes, size_t size,
                     ProtobufCMessage **ret_message);
+/* The same for bytes that came another way, of any size; unpacking may take `budget` bytes. */
+int mok_wire_unpack_within(const ProtobufCMessageDescriptor *type, const void *bytes, size_t size, size_t budget,
+                           ProtobufCMessage **ret_message);
 
 /*
  * Messages that wait until a non-blocking socket takes them, in order. Holds duplicates of their descriptors.

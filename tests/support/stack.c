@@ -96,9 +96,40 @@ static pid_t spawn_mokd(const struct stack *stack)
         dup2(log, STDOUT_FILENO);
         dup2(log, STDERR_FILENO);
     }
+    if (stack->store)
+        fdstore_hand_over(stack->store);
     execl(program, "mokd", "--config", stack->config, (char *)NULL);
     fprintf(stderr, "cannot run %s: %s\n", program, strerror(errno));
     _exit(127);
+}
+
+int stack_restart(struct stack *stack, int number)
+{
+    if (kill(stack->mokd, number) < 0 || waitpid(stack->mokd, NULL, 0) != stack->mokd)
+        return -1;
+    if (stack->store)
+        fdstore_settle(stack->store);
+    stack->mokd = spawn_mokd(stack);
+    return stack->mokd < 0 ? -1 : 0;
+}
+
+static int store_open(struct stack *stack, unsigned bound)
+{
+    char path[96];
+
+    if (bound == 0)
+        return 0;
+    stack->store = calloc(1, sizeof(*stack->store));
+    snprintf(path, sizeof(path), "%s/notify", stack->dir);
+    return stack->store ? fdstore_open(stack->store, path, bound) : -1;
+}
+
+static void store_close(struct stack *stack)
+{
+    if (stack->store)
+        fdstore_close(stack->store);
+    free(stack->store);
+    stack->store = NULL;
 }
 
 void stack_print_log(const struct stack *stack)
@@ -138,7 +169,7 @@ int stack_start(struct stack *stack, const struct stack_options *options)
     snprintf(stack->socket, sizeof(stack->socket), "%s/s", stack->dir);
     snprintf(stack->config, sizeof(stack->config), "%s/mokd.conf", stack->dir);
     snprintf(stack->log, sizeof(stack->log), "%s/log", stack->dir);
-    if (write_config(stack, &o) < 0) {
+    if (store_open(stack, o.store) < 0 || write_config(stack, &o) < 0) {
         perror(stack->config);
         return -1;
     }
@@ -178,6 +209,7 @@ int stack_stop(struct stack *stack)
             stack->mokd = 0;
         }
     }
+    store_close(stack);
     if (getenv("MOK_TEST_KEEP"))
         fprintf(stderr, "kept: %s\n", stack->dir);
     else

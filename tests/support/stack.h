@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "fdstore.h"
+
 struct stack_options {
     unsigned devices;        /* host devices; 0: 2 */
     unsigned threads;        /* of each; 0: 1 */
@@ -21,6 +23,7 @@ struct stack_options {
     unsigned gpu_blocks;     /* thread blocks of their kernels; 0: one an SM */
     const char *daemon;      /* more lines of [daemon]; may be NULL */
     const char *extra;       /* more configuration text, appended; may be NULL */
+    unsigned store;          /* descriptors that a service manager keeps for mokd; 0: there is none */
 };
 
 struct stack {
@@ -29,12 +32,15 @@ struct stack {
     char socket[96];
     char config[96];
     char log[96];
+    struct fdstore *store; /* NULL: none */
 };
 
 /* Starts mokd and waits until every device is up. 0, or -1 after printing why (with the log). */
 int stack_start(struct stack *stack, const struct stack_options *options);
 /* SIGTERM, waits for the end, removes the directory. Returns mokd's exit code; -1 if it had to be killed. */
 int stack_stop(struct stack *stack);
+/* Ends mokd by that signal and starts the next at once, without waiting for its devices. 0 or -1. */
+int stack_restart(struct stack *stack, int number);
 void stack_print_log(const struct stack *stack);
 
 /* Worker pids (children of mokd) in ascending order; returns how many there are. */

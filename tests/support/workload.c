@@ -216,7 +216,8 @@ int workload_open(struct workload_rank *r, const struct workload *p, uint32_t in
                  const char *socket, const char *group, uint32_t device)
 {
     *r = (struct workload_rank){ .problem = p, .rank = index, .tokens = tokens, .first_token = first_token };
-    mok_session_options so = { .size = sizeof(so), .socket_path = socket, .job = group };
+    mok_session_options so = { .size = sizeof(so), .socket_path = socket, .job = group,
+                               .queue_entries = p->queue_entries, .weight = p->session_weight };
     mok_group_options go = { .size = sizeof(go), .name = group, .ranks = p->ep, .rank = index, .device = device,
                              .timeout_ms = 30000 };
     mok_layer_options lo = { .size = sizeof(lo), .hidden = p->hidden, .intermediate = p->intermediate,

@@ -25,6 +25,7 @@ struct workload {
     float masked;           /* share of slots with id -1 */
     bool forward_only;      /* no backward in a step, and no memory for one */
     bool repeated;          /* large tensors repeat their first values: made in no time, for benchmarks */
+    uint32_t session_weight, queue_entries; /* 0: as mok_session_options has it */
     uint64_t ring_bytes;    /* 0: the plan's choice, as in mok_layer_options */
     uint32_t minibatch_rows, comm_units;
 };

@@ -68,6 +68,7 @@ typedef struct mok_session_options {
     uint32_t queue_entries;  /**< operations a device may have in flight, power of two in 4..4096; 0: 64 */
     uint64_t timeout_ms;     /**< for the connection and each plain answer; 0: 30,000 */
     uint32_t weight;         /**< share of a device among the user's own sessions, 1..1000; 0: 1 */
+    uint64_t resume_ms;      /**< how long to look for a mokd that went away, see mok_session_recover; 0: 30,000 */
 } mok_session_options;
 
 /**
@@ -75,10 +76,36 @@ typedef struct mok_session_options {
  * Errors: MOK_EDAEMON nobody listens; MOK_EVERSION; MOK_EQUOTA sessions of the user; MOK_ENAME job; MOK_ERANGE
  * queue_entries, weight, socket_path; MOK_EACCESS the socket is not ours to open; MOK_ETIMEDOUT mokd does not answer; MOK_EFDS.
  *
- * Any call that asks mokd something can also fail with MOK_EDAEMON (mokd is gone; this session is over), MOK_ESESSION
+ * Any call that asks mokd something can also fail with MOK_EDAEMON (mokd is gone, see mok_session_recover), MOK_ESESSION
  * (mokd ended this session; the sentence says why), MOK_ETIMEDOUT, MOK_EPROTO, MOK_ENOMEM, MOK_EARG (a NULL).
  */
 int mok_session_open(const mok_session_options *options, mok_session **ret_session);
+/**
+ * After mokd went away (MOK_EDAEMON), makes the session's groups usable again; collective over the ranks of each of them.
+ * Returns 0 once they are, at once if nothing was lost.
+ *
+ * Where mokd runs under a service manager that keeps its descriptors, a session outlives a crash, a restart and an upgrade
+ * of mokd. The library finds the next one by itself. Groups, buffers, layers and their bindings stay as they are, with
+ * their handles and addresses; buffers keep what is in them. What was in flight is over: operations complete with
+ * MOK_EDAEMON, and so do calls that waited for an answer; whether mokd still did what such a call asked is not known, what
+ * it made and this process does not know of is freed, and a layer whose mok_layer_bind failed so has to be bound again.
+ * Other calls, and mok_nop, wait until mokd is back. Operations of layers are refused with MOK_EDAEMON on every rank,
+ * also one that has seen no failure, until it has recovered. So ranks can agree on what is to be done again; the first
+ * operation after it is the first of its layer's sequence on all of them.
+ *
+ * What an operation that completed with MOK_EDAEMON may have written is undefined: out, context, d_x, d_topk_weight, and
+ * the weight gradients that it accumulates into. It never writes what it reads: x, ids, topk_weight, d_out, parameters. All
+ * of it is this process's again only when this call has returned, since until then the old worker may still be writing.
+ * An operation that completed with 0 has written everything. So a step can be done again whose first backward says
+ * MOK_BACKWARD_OVERWRITE_WGRAD.
+ *
+ * `timeout_ms` until mokd is back and all ranks have called; 0: for ever. May be called again after MOK_ETIMEDOUT.
+ * Errors: MOK_EDAEMON the session is over: mokd keeps nothing, was not found within resume_ms, or does not know the session
+ * any more (it waits for a while after its start); MOK_ETIMEDOUT names a group and the missing ranks; MOK_EPEER, and any
+ * other code with a group's name: that group did not come back, because a rank did not, or spans several nodes; it can
+ * only be left, the others are usable.
+ */
+int mok_session_recover(mok_session *session, uint64_t timeout_ms);
 /** Closes the session; mokd frees all it owned. Operations in flight are dropped. NULL is fine. */
 void mok_session_close(mok_session *session);
 
@@ -104,6 +131,7 @@ typedef struct mok_limits {
     uint32_t buffers;                 /**< of the user */
 } mok_limits;
 
+/** What the user may have, and has. */
 int mok_limits_query(mok_session *session, mok_limits *ret_limits);
 
 /* ------------------------------------------------------------------ group */

@@ -346,3 +346,9 @@ uint32_t rack_timeout_ms(const struct rack *rack)
     (void)rack;
     return 2000;
 }
+
+void rack_totals(const struct rack *rack, struct rack_totals *ret)
+{
+    (void)rack;
+    *ret = (struct rack_totals){ 0 };
+}

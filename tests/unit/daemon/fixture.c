@@ -115,6 +115,12 @@ void daemon_start(struct daemon *daemon, const char *config, unsigned descriptor
     close(fd);
 }
 
+void daemon_reload(struct daemon *daemon, const char *config)
+{
+    write_config(daemon, config);
+    assert_int_equal(kill(daemon->pid, SIGHUP), 0);
+}
+
 static void print_log(const struct daemon *daemon)
 {
     char line[1024];

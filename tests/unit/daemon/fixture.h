@@ -25,6 +25,8 @@ struct daemon {
 
 /* Starts mokd; `config` is what follows [daemon] in its configuration. `descriptors` 0: no limit. */
 void daemon_start(struct daemon *daemon, const char *config, unsigned descriptors);
+/* Writes another configuration and sends SIGHUP; does not wait for what comes of it. */
+void daemon_reload(struct daemon *daemon, const char *config);
 /* SIGTERM; returns its exit code, -1 if it had to be killed. Checks that neither socket nor lock are left. */
 int daemon_stop(struct daemon *daemon);
 /* Runs another mokd with the same configuration to its end; returns the exit code. */

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Links between the daemons of one host, over which descriptors travel. That two daemons are on one host is shown, not
+ * believed: one offers a path and a token over the mesh, which only the right peer can read; the other connects to the
+ * path and gives the token back. A path socket reaches nobody on another host, whatever the namespaces of the network.
+ * The kernel says who is at the other end: root, or the user that mokd itself is.
+ */
+#ifndef MOKD_HOST_LINK_H
+#define MOKD_HOST_LINK_H
+
+#include "error.h"
+#include "rack_groups.pb-c.h"
+#include "wire.h"
+
+#define HOST_TOKEN_BYTES 32u
+
+struct mokd_host_links;
+
+struct mokd_host_handlers {
+    void (*up)(void *cookie, uint32_t node);
+    /* Only after `up`. */
+    void (*down)(void *cookie, uint32_t node, const char *reason);
+    /* The descriptor is the handler's. */
+    void (*handle)(void *cookie, uint32_t node, const Mok__Handle *handle, int fd);
+};
+
+/* Listens at `path`. */
+int mokd_host_links_new(struct mokd_server *server, const char *path, const char *self,
+                        const struct mokd_host_handlers *handlers, void *cookie, struct mokd_host_links **ret,
+                        struct mokd_error *error);
+/* Calls nobody any more; its memory goes when the loop has turned. NULL is fine. */
+void mokd_host_links_free(struct mokd_host_links *links);
+
+/* What a node is to be offered: who connects within reach of the path with this token is that node. */
+void mokd_host_offer(struct mokd_host_links *links, uint32_t node, const char *name, const char **ret_path,
+                     uint8_t ret_token[static HOST_TOKEN_BYTES]);
+/* A peer has offered: connects. -MOK_E* and a sentence: why it is not on this host. */
+int mokd_host_accept_offer(struct mokd_host_links *links, uint32_t node, const char *path, const uint8_t *token,
+                           size_t token_bytes, struct mokd_error *error);
+bool mokd_host_is_linked(const struct mokd_host_links *links, uint32_t node);
+/* The peer is lost. */
+void mokd_host_forget(struct mokd_host_links *links, uint32_t node);
+int mokd_host_hand(struct mokd_host_links *links, uint32_t node, const Mok__Handle *handle, int fd);
+
+#endif

@@ -1,0 +1,776 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rack_groups.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "buffer.h"
+#include "collective.h"
+#include "host_link.h"
+#include "layer.h"
+#include "names.h"
+#include "span.h"
+
+#define TICK_MS 250u
+/* Messages that the mesh has no room for at the moment; a peer with more is as good as lost. */
+#define MAX_BACKLOG_BYTES (8u << 20)
+/* Handles that are here before their group is; a node that hands in more, or whose group does not come, loses them. */
+#define MAX_EARLY 4096u
+#define EARLY_MS (2u * GROUP_PREPARE_MS)
+
+/* A message that waits for the mesh. */
+struct parcel {
+    TAILQ_ENTRY(parcel) link;
+    size_t size;
+    uint8_t bytes[];
+};
+
+struct early {
+    TAILQ_ENTRY(early) link;
+    uint32_t node, group, kind, object, rank;
+    uint64_t bytes, since_ms;
+    int fd;
+};
+
+/* Other nodes' answers that a gather waits for. */
+struct dropping {
+    TAILQ_ENTRY(dropping) link;
+    uint64_t request;
+    uint32_t left;
+    struct mokd_gather *gather;
+};
+
+/* Another node's wish that our workers let go of a copy. */
+struct letting_go {
+    struct mokd_gather gather;
+    struct mokd_rack_groups *groups;
+    struct mokd_group *group;
+    uint32_t node;
+    uint64_t request;
+};
+
+struct peer {
+    char refusal[256]; /* why it is not on this host; "": not known */
+    TAILQ_HEAD(, parcel) backlog;
+    size_t backlog_bytes;
+};
+
+struct mokd_rack_groups {
+    struct mokd_server *server;
+    struct group_node node;
+    uv_timer_t tick;
+    struct mokd_host_links *links;
+    struct peer peer[GROUP_MAX_NODES];
+    TAILQ_HEAD(, early) early;
+    size_t n_early;
+    TAILQ_HEAD(, dropping) dropping;
+    uint64_t last_request;
+};
+
+uint64_t mokd_rack_now_ms(void)
+{
+    return mok_now_ns() / 1000000u;
+}
+
+bool mokd_rack_is_self(const struct mokd_server *server, uint32_t node)
+{
+    return server->rack_groups && server->rack_groups->node.self == node;
+}
+
+const char *mokd_rack_name(const struct mokd_server *server, uint32_t node)
+{
+    return server->rack_groups ? group_node_name(&server->rack_groups->node, node) : "";
+}
+
+const char *mokd_rack_own_name(const struct mokd_server *server)
+{
+    return server->rack_groups ? mokd_rack_name(server, server->rack_groups->node.self) : "";
+}
+
+static struct mokd_group *find_group(const struct mokd_server *server, uint32_t id)
+{
+    struct mokd_group *group;
+
+    TAILQ_FOREACH(group, &server->groups, link)
+        if (group->span && group->id == id)
+            return group;
+    return NULL;
+}
+
+static void error_of(const struct group_error *from, struct mokd_error *ret)
+{
+    *ret = (struct mokd_error){ .code = from->code };
+    snprintf(ret->text, sizeof(ret->text), "%s", from->text);
+}
+
+/* ------------------------------------------------------------------ sending */
+
+static int send_now(struct mokd_rack_groups *groups, uint32_t node, const Mok__GroupMessage *message)
+{
+    Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
+
+    frame.body_case = MOK__RACK_FRAME__BODY_GROUP;
+    frame.group = (Mok__GroupMessage *)message;
+    return rack_send(groups->server->rack, node, &frame, 0);
+}
+
+static void forget_backlog(struct peer *peer)
+{
+    struct parcel *parcel;
+
+    while ((parcel = TAILQ_FIRST(&peer->backlog))) {
+        TAILQ_REMOVE(&peer->backlog, parcel, link);
+        free(parcel);
+    }
+    peer->backlog_bytes = 0;
+}
+
+/* A message that cannot even wait makes a gap: everything with that node is void, on our side at once. */
+static void lose(struct mokd_rack_groups *groups, uint32_t node, const char *reason)
+{
+    mok_log(MOK_LOG_ERROR, "rack", "groups with a node end", "node=%s error=\"%s\"",
+            group_node_name(&groups->node, node), reason);
+    forget_backlog(&groups->peer[node]);
+    mokd_host_forget(groups->links, node); /* its side ends the same groups by that */
+    group_node_peer_lost(&groups->node, node, reason, mokd_rack_now_ms());
+}
+
+static void op_send(void *cookie, uint32_t node, const Mok__GroupMessage *message)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct peer *peer = &groups->peer[node];
+    size_t size = mok__group_message__get_packed_size(message);
+
+    int r = TAILQ_EMPTY(&peer->backlog) ? send_now(groups, node, message) : -MOK_EAGAIN;
+    if (r != -MOK_EAGAIN)
+        return; /* sent, or the peer is lost, which we are told of */
+    struct parcel *parcel = peer->backlog_bytes + size <= MAX_BACKLOG_BYTES ? malloc(sizeof(*parcel) + size) : NULL;
+    if (!parcel)
+        return;
+    parcel->size = mok__group_message__pack(message, parcel->bytes);
+    TAILQ_INSERT_TAIL(&peer->backlog, parcel, link);
+    peer->backlog_bytes += size;
+}
+
+static void flush(struct mokd_rack_groups *groups, uint32_t node)
+{
+    struct peer *peer = &groups->peer[node];
+    struct parcel *parcel;
+
+    while ((parcel = TAILQ_FIRST(&peer->backlog))) {
+        Mok__GroupMessage *message = mok__group_message__unpack(NULL, parcel->size, parcel->bytes);
+        int r = message ? send_now(groups, node, message) : -MOK_ENOMEM;
+        mok__group_message__free_unpacked(message, NULL);
+        if (r == -MOK_EAGAIN)
+            return;
+        if (r == -MOK_ENOMEM) {
+            lose(groups, node, "mokd is out of memory");
+            return;
+        }
+        TAILQ_REMOVE(&peer->backlog, parcel, link);
+        peer->backlog_bytes -= parcel->size;
+        free(parcel);
+    }
+}
+
+/* ------------------------------------------------------------------ what the state machines ask for */
+
+static struct mokd_member *member_of_join(struct mokd_server *server, uint64_t join)
+{
+    struct mokd_group *group;
+
+    TAILQ_FOREACH(group, &server->groups, link)
+        for (uint32_t rank = 0; group->state == MOKD_GROUP_FORMING && rank < group->size; rank++)
+            if (group->member[rank] && group->member[rank]->rack_join == join)
+                return group->member[rank];
+    return NULL;
+}
+
+static void op_refused(void *cookie, uint64_t join, const struct group_error *error)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_member *member = member_of_join(groups->server, join);
+    struct mokd_error sentence;
+
+    if (!member)
+        return;
+    error_of(error, &sentence);
+    member->rack_join = 0;
+    mokd_group_join_failed(member, &sentence);
+}
+
+static void adopt_early(struct mokd_rack_groups *groups, struct mokd_group *group)
+{
+    struct early *early, *next;
+
+    for (early = TAILQ_FIRST(&groups->early); early; early = next) {
+        next = TAILQ_NEXT(early, link);
+        if (early->group != group->id)
+            continue;
+        TAILQ_REMOVE(&groups->early, early, link);
+        groups->n_early--;
+        if (early->rank < group->size && group->span->roster->rank[early->rank].node == early->node)
+            mokd_span_handle(group, early->kind, early->object, early->rank, early->bytes, early->fd);
+        else
+            mok_close(early->fd);
+        free(early);
+    }
+}
+
+/* The ranks of this node that the roster names wait in one FORMING group. */
+static struct mokd_group *find_forming(const struct mokd_rack_groups *groups, const struct group_roster *roster)
+{
+    struct mokd_group *group;
+
+    TAILQ_FOREACH(group, &groups->server->groups, link)
+        if (group->state == MOKD_GROUP_FORMING && group->uid == roster->uid && group->size == roster->size &&
+            strcmp(group->name, roster->name) == 0)
+            return group;
+    return NULL;
+}
+
+static void op_open(void *cookie, const struct group_roster *roster)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_group *group = find_forming(groups, roster);
+    struct mokd_span *span = group ? mokd_span_new(roster) : NULL;
+    struct group_error error;
+
+    if (!span) {
+        group_error_set(&error, -MOK_ENOMEM, 0, "node %s is out of memory",
+                        group_node_name(&groups->node, groups->node.self));
+        group_node_prepared(&groups->node, roster->id, 0, &error, mokd_rack_now_ms());
+        group_node_forget(&groups->node, roster->id);
+        if (group)
+            mokd_group_turn_away(group, &(struct mokd_error){ .code = -MOK_ENOMEM, .text = "mokd is out of memory" });
+        return;
+    }
+    mokd_group_run_begin(group);
+    mokd_group_come_together(group, span);
+    adopt_early(groups, group);
+    mokd_group_run_end(group);
+}
+
+static void op_prepare(void *cookie, uint32_t id, uint64_t index, uint32_t kind, uint32_t object)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_group *group = find_group(groups->server, id);
+
+    (void)kind;
+    if (group)
+        mokd_collective_prepare(group, index, object);
+}
+
+static void op_verdict(void *cookie, uint32_t id, uint64_t index, const struct group_error *error)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_group *group = find_group(groups->server, id);
+    struct mokd_error sentence;
+
+    if (!group)
+        return;
+    error_of(error, &sentence);
+    mokd_group_run_begin(group);
+    if (index == 0 || !mokd_collective_refuse(group, index, &sentence))
+        mokd_span_verdict(group, index, &sentence);
+    mokd_group_run_end(group);
+}
+
+static void op_over(void *cookie, uint32_t id, const struct group_error *error)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_group *group = find_group(groups->server, id);
+
+    if (group)
+        mokd_group_fail(group, error->rank, error->text);
+}
+
+static void let_go(struct mokd_gather *gather)
+{
+    struct letting_go *job = mokd_container_of(gather, struct letting_go, gather);
+    struct mokd_group *group = job->group;
+
+    group_node_dropped(&job->groups->node, job->node, job->request, mokd_rack_now_ms());
+    free(job);
+    mokd_group_run_end(group);
+}
+
+static void op_drop(void *cookie, uint32_t node, uint64_t request, uint32_t id, uint32_t rank, uint32_t buffer)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_group *group = find_group(groups->server, id);
+    struct letting_go *job = group ? calloc(1, sizeof(*job)) : NULL;
+
+    if (!job) {
+        group_node_dropped(&groups->node, node, request, mokd_rack_now_ms());
+        return;
+    }
+    job->groups = groups;
+    job->group = group;
+    job->node = node;
+    job->request = request;
+    mokd_group_run_begin(group);
+    mokd_gather_begin(&job->gather, let_go);
+    mokd_foreign_buffers_unmap(group, rank, buffer, &job->gather);
+    mokd_gather_end(&job->gather);
+}
+
+static void op_dropped(void *cookie, uint32_t node, uint64_t request)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct dropping *dropping;
+
+    (void)node;
+    TAILQ_FOREACH(dropping, &groups->dropping, link)
+        if (dropping->request == request)
+            break;
+    if (!dropping || --dropping->left > 0)
+        return;
+    struct mokd_gather *gather = dropping->gather;
+    TAILQ_REMOVE(&groups->dropping, dropping, link);
+    free(dropping);
+    mokd_gather_drop(gather, 0, NULL);
+}
+
+static void op_layer_gone(void *cookie, uint32_t id, uint32_t layer, uint32_t rank)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_group *group = find_group(groups->server, id);
+
+    if (group)
+        mokd_layer_part_gone_elsewhere(group, layer, rank);
+}
+
+static bool op_id_is_taken(void *cookie, uint32_t id)
+{
+    struct mokd_rack_groups *groups = cookie;
+    return mokd_server_id_is_taken(groups->server, id);
+}
+
+static const struct group_ops operations = {
+    .send = op_send,
+    .refused = op_refused,
+    .open = op_open,
+    .prepare = op_prepare,
+    .verdict = op_verdict,
+    .over = op_over,
+    .drop = op_drop,
+    .dropped = op_dropped,
+    .layer_gone = op_layer_gone,
+    .id_is_taken = op_id_is_taken,
+};
+
+/* ------------------------------------------------------------------ links to daemons of the same host */
+
+static void look_at_groups(struct mokd_rack_groups *groups)
+{
+    struct mokd_group *group, *next;
+    uint64_t now_ms = mokd_rack_now_ms();
+
+    for (group = TAILQ_FIRST(&groups->server->groups); group; group = next) {
+        next = TAILQ_NEXT(group, link);
+        if (group->span)
+            mokd_span_look(group, now_ms);
+    }
+}
+
+static void link_up(void *cookie, uint32_t node)
+{
+    struct mokd_rack_groups *groups = cookie;
+
+    groups->peer[node].refusal[0] = '\0';
+    mok_log(MOK_LOG_INFO, "rack", "node is on this host", "node=%s", group_node_name(&groups->node, node));
+    look_at_groups(groups);
+}
+
+/* A daemon that dies closes it before its heartbeats are missed. */
+static void link_down(void *cookie, uint32_t node, const char *reason)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_group *group, *next;
+    char text[128];
+
+    for (group = TAILQ_FIRST(&groups->server->groups); group; group = next) {
+        next = TAILQ_NEXT(group, link);
+        for (uint32_t rank = 0; group->span && rank < group->size; rank++) {
+            if (group->span->roster->rank[rank].node != node)
+                continue;
+            snprintf(text, sizeof(text), "rank %u is gone: node %.63s: %.40s", rank,
+                     group_node_name(&groups->node, node), reason);
+            mokd_group_fail(group, rank, text);
+            break;
+        }
+    }
+}
+
+static void link_handle(void *cookie, uint32_t node, const Mok__Handle *handle, int fd)
+{
+    struct mokd_rack_groups *groups = cookie;
+    struct mokd_group *group = find_group(groups->server, handle->group);
+
+    if (group && handle->rank < group->size && group->span->roster->rank[handle->rank].node == node) {
+        mokd_span_handle(group, handle->kind, handle->object, handle->rank, handle->bytes, fd);
+        return;
+    }
+    struct early *early = !group && groups->n_early < MAX_EARLY ? calloc(1, sizeof(*early)) : NULL;
+    if (!early) {
+        mok_close(fd);
+        return;
+    }
+    *early = (struct early){
+        .node = node,
+        .group = handle->group,
+        .kind = handle->kind,
+        .object = handle->object,
+        .rank = handle->rank,
+        .bytes = handle->bytes,
+        .since_ms = mokd_rack_now_ms(),
+        .fd = fd,
+    };
+    TAILQ_INSERT_TAIL(&groups->early, early, link);
+    groups->n_early++;
+}
+
+static const struct mokd_host_handlers host_handlers = { .up = link_up, .down = link_down, .handle = link_handle };
+
+static void forget_early(struct mokd_rack_groups *groups, uint64_t before_ms, uint32_t node)
+{
+    struct early *early, *next;
+
+    for (early = TAILQ_FIRST(&groups->early); early; early = next) {
+        next = TAILQ_NEXT(early, link);
+        if (early->since_ms >= before_ms && early->node != node)
+            continue;
+        TAILQ_REMOVE(&groups->early, early, link);
+        groups->n_early--;
+        mok_close(early->fd);
+        free(early);
+    }
+}
+
+/* Of two nodes the one whose name comes first offers, the other connects. */
+static bool offers(const struct mokd_rack_groups *groups, uint32_t node)
+{
+    return strcmp(group_node_name(&groups->node, groups->node.self), group_node_name(&groups->node, node)) < 0;
+}
+
+static void offer(struct mokd_rack_groups *groups, uint32_t node)
+{
+    Mok__GroupHostOffer body = MOK__GROUP_HOST_OFFER__INIT;
+    Mok__GroupMessage message = MOK__GROUP_MESSAGE__INIT;
+    uint8_t token[HOST_TOKEN_BYTES];
+    const char *path;
+
+    if (!offers(groups, node) || mokd_host_is_linked(groups->links, node))
+        return;
+    mokd_host_offer(groups->links, node, group_node_name(&groups->node, node), &path, token);
+    body.path = (char *)path;
+    body.token = (ProtobufCBinaryData){ .len = sizeof(token), .data = token };
+    message.body_case = MOK__GROUP_MESSAGE__BODY_HOST_OFFER;
+    message.host_offer = &body;
+    op_send(groups, node, &message);
+}
+
+static void offered(struct mokd_rack_groups *groups, uint32_t node, const Mok__GroupHostOffer *message)
+{
+    Mok__GroupHostRefused body = MOK__GROUP_HOST_REFUSED__INIT;
+    Mok__GroupMessage answer = MOK__GROUP_MESSAGE__INIT;
+    struct peer *peer = &groups->peer[node];
+    struct mokd_error error;
+
+    if (offers(groups, node) || mokd_host_is_linked(groups->links, node))
+        return;
+    if (mokd_host_accept_offer(groups->links, node, message->path, message->token.data, message->token.len, &error) ==
+        0)
+        return;
+    snprintf(peer->refusal, sizeof(peer->refusal), "not on one host (%.200s)", error.text);
+    body.text = peer->refusal;
+    answer.body_case = MOK__GROUP_MESSAGE__BODY_HOST_REFUSED;
+    answer.host_refused = &body;
+    op_send(groups, node, &answer);
+    look_at_groups(groups);
+}
+
+int mokd_rack_path(struct mokd_server *server, uint32_t node, struct mokd_error *error)
+{
+    struct mokd_rack_groups *groups = server->rack_groups;
+    struct rack_node_info self, other;
+
+    if (mokd_host_is_linked(groups->links, node))
+        return 1;
+    if (!groups->peer[node].refusal[0])
+        return 0;
+    bool same = rack_info(server->rack, groups->node.self, &self) == 0 && rack_info(server->rack, node, &other) == 0 &&
+                self.link_domain[0] && strcmp(self.link_domain, other.link_domain) == 0;
+    return mokd_error_set(error, -MOK_ENOTSUP, "%s, and %s", groups->peer[node].refusal,
+                          same ? "this mokd exports no fabric handles" : "they are in no common link domain");
+}
+
+int mokd_rack_hand(struct mokd_server *server, uint32_t node, uint32_t group, uint32_t kind, uint32_t object,
+                   uint32_t rank, uint64_t bytes, int fd)
+{
+    Mok__Handle handle = MOK__HANDLE__INIT;
+
+    handle.group = group;
+    handle.kind = kind;
+    handle.object = object;
+    handle.rank = rank;
+    handle.bytes = bytes;
+    return mokd_host_hand(server->rack_groups->links, node, &handle, fd);
+}
+
+/* ------------------------------------------------------------------ what the mesh says */
+
+static void on_message(void *cookie, uint32_t node, const Mok__RackFrame *frame)
+{
+    struct mokd_server *server = cookie;
+    struct mokd_rack_groups *groups = server->rack_groups;
+
+    if (!groups || frame->body_case != MOK__RACK_FRAME__BODY_GROUP)
+        return;
+    const Mok__GroupMessage *message = frame->group;
+    if (message->body_case == MOK__GROUP_MESSAGE__BODY_HOST_OFFER) {
+        offered(groups, node, message->host_offer);
+    } else if (message->body_case == MOK__GROUP_MESSAGE__BODY_HOST_REFUSED) {
+        char clean[200];
+        snprintf(groups->peer[node].refusal, sizeof(groups->peer[node].refusal), "%s",
+                 mok_log_text(clean, sizeof(clean), message->host_refused->text));
+        look_at_groups(groups);
+    } else {
+        group_node_receive(&groups->node, node, message, mokd_rack_now_ms());
+    }
+}
+
+static void peer_up(struct mokd_rack_groups *groups, uint32_t node)
+{
+    struct rack_node_info info;
+
+    if (rack_info(groups->server->rack, node, &info) < 0 || info.self)
+        return;
+    groups->peer[node].refusal[0] = '\0';
+    group_node_peer_up(&groups->node, node, info.name, mokd_rack_now_ms());
+    offer(groups, node);
+}
+
+static void on_state(void *cookie, uint32_t node, enum rack_state before, enum rack_state now, const char *reason)
+{
+    struct mokd_server *server = cookie;
+    struct mokd_rack_groups *groups = server->rack_groups;
+
+    if (!groups || node == groups->node.self)
+        return;
+    if (now == RACK_UP && before != RACK_SUSPECT)
+        peer_up(groups, node);
+    if (now != RACK_LOST)
+        return;
+    forget_backlog(&groups->peer[node]);
+    group_node_peer_lost(&groups->node, node, reason, mokd_rack_now_ms());
+    forget_early(groups, 0, node);
+    mokd_host_forget(groups->links, node);
+}
+
+static void on_drained(void *cookie, uint32_t node)
+{
+    struct mokd_server *server = cookie;
+
+    if (server->rack_groups)
+        flush(server->rack_groups, node);
+}
+
+const struct rack_handlers mokd_rack_groups_handlers = {
+    .message = on_message,
+    .state = on_state,
+    .drained = on_drained,
+};
+
+static void tick(uv_timer_t *timer)
+{
+    struct mokd_rack_groups *groups = timer->data;
+    uint64_t now_ms = mokd_rack_now_ms();
+
+    group_node_tick(&groups->node, now_ms);
+    look_at_groups(groups);
+    if (now_ms > EARLY_MS)
+        forget_early(groups, now_ms - EARLY_MS, UINT32_MAX);
+    for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
+        if (groups->node.peer[node].up && node != groups->node.self)
+            offer(groups, node);
+}
+
+/* ------------------------------------------------------------------ for group.c and its kin */
+
+int mokd_rack_join(struct mokd_member *member, const Mok__GroupJoin *request, struct mokd_error *error)
+{
+    struct mokd_rack_groups *groups = member->group->server->rack_groups;
+    const struct mokd_session *session = member->session;
+    char number[16];
+
+    snprintf(number, sizeof(number), "%u", session->user->uid);
+    struct group_joining joining = {
+        .uid = session->user->uid,
+        .user = strcmp(session->user->name, number) == 0 ? "" : session->user->name,
+        .name = member->group->name,
+        .size = member->group->size,
+        .rank = member->rank,
+        .device = member->device->index,
+        .kind = member->device->config->kind,
+        .session = session->id,
+        .timeout_ms = request->timeout_ms,
+        .exclusive = member->group->exclusive,
+    };
+    /* The number comes back before any answer: who is called back finds the member by it. */
+    int r = group_node_join(&groups->node, &joining, mokd_rack_now_ms(), &member->rack_join);
+    return r < 0 ? mokd_error_set(error, r, "mokd is out of memory") : 0;
+}
+
+void mokd_rack_withdraw(struct mokd_member *member, const struct mokd_error *error)
+{
+    struct mokd_rack_groups *groups = member->group->server->rack_groups;
+    uint64_t join = member->rack_join;
+    struct group_error told;
+
+    member->rack_join = 0;
+    if (!groups || !join)
+        return;
+    if (error)
+        group_error_set(&told, error->code, member->rank, "%.*s", GROUP_TEXT_MAX - 1, error->text);
+    group_node_withdraw(&groups->node, join, error ? &told : NULL, mokd_rack_now_ms());
+}
+
+int mokd_rack_call(struct mokd_member *member, uint64_t index, const struct group_params *params, uint64_t timeout_ms)
+{
+    struct mokd_group *group = member->group;
+
+    return group_node_call(&group->server->rack_groups->node, group->id, member->rank, index + 1, params, timeout_ms,
+                           mokd_rack_now_ms());
+}
+
+void mokd_rack_prepared(struct mokd_group *group, uint64_t index, const struct group_error *error)
+{
+    group_node_prepared(&group->server->rack_groups->node, group->id, index, error, mokd_rack_now_ms());
+}
+
+/* "rank 1 left" becomes "rank 1 (node b) left". */
+static void with_node(const struct mokd_group *group, uint32_t rank, const char *text, char *ret, size_t size)
+{
+    char prefix[32];
+    const char *node = mokd_span_node(group, rank);
+    int length = snprintf(prefix, sizeof(prefix), "rank %u", rank);
+
+    if (strncmp(text, prefix, (size_t)length) == 0)
+        snprintf(ret, size, "rank %u (node %s)%.300s", rank, node, text + length);
+    else
+        snprintf(ret, size, "rank %u (node %s): %.300s", rank, node, text);
+}
+
+void mokd_rack_over(struct mokd_group *group, uint32_t rank, const char *text)
+{
+    char sentence[GROUP_TEXT_MAX];
+
+    if (!group->span || !group->server->rack_groups)
+        return;
+    with_node(group, rank, text, sentence, sizeof(sentence));
+    group_node_over(&group->server->rack_groups->node, group->id, rank, sentence, mokd_rack_now_ms());
+}
+
+void mokd_rack_forget(struct mokd_group *group)
+{
+    if (group->span && group->server->rack_groups)
+        group_node_forget(&group->server->rack_groups->node, group->id);
+}
+
+void mokd_rack_drop(struct mokd_group *group, uint32_t rank, uint32_t buffer, struct mokd_gather *gather)
+{
+    struct mokd_rack_groups *groups = group->server->rack_groups;
+    struct dropping *dropping = group->span && groups ? calloc(1, sizeof(*dropping)) : NULL;
+
+    if (!dropping)
+        return; /* nobody is waited for: the memory is emptied whoever maps it */
+    dropping->request = ++groups->last_request;
+    dropping->gather = gather;
+    dropping->left = 1; /* us, until all are asked */
+    mokd_gather_hold(gather);
+    TAILQ_INSERT_TAIL(&groups->dropping, dropping, link);
+    dropping->left += group_node_drop(&groups->node, group->id, rank, buffer, dropping->request, mokd_rack_now_ms());
+    op_dropped(groups, 0, dropping->request);
+}
+
+void mokd_rack_layer_gone(struct mokd_group *group, uint32_t layer, uint32_t rank)
+{
+    if (group->span && group->server->rack_groups)
+        group_node_layer_gone(&group->server->rack_groups->node, group->id, layer, rank, mokd_rack_now_ms());
+}
+
+/* ------------------------------------------------------------------ start and stop */
+
+/* Beside the clients' socket, since who may reach that directory is settled. */
+static void path_of_links(const struct mokd_server *server, const char *name, char *ret, size_t size)
+{
+    const char *socket = server->options->socket;
+    const char *slash = strrchr(socket, '/');
+
+    snprintf(ret, size, "%.*s/rack.%s", slash ? (int)(slash - socket) : 1, slash ? socket : ".", name);
+}
+
+int mokd_rack_groups_start(struct mokd_server *server, struct mokd_error *error)
+{
+    struct rack_node_info info;
+    char path[MOKD_PATH_MAX];
+
+    if (!server->rack)
+        return 0;
+    struct mokd_rack_groups *groups = calloc(1, sizeof(*groups));
+    if (!groups)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    groups->server = server;
+    TAILQ_INIT(&groups->early);
+    TAILQ_INIT(&groups->dropping);
+    for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
+        TAILQ_INIT(&groups->peer[node].backlog);
+    int r = rack_info(server->rack, rack_self(server->rack), &info);
+    if (r < 0) {
+        free(groups);
+        return mokd_error_set(error, r, "the rack does not know this node");
+    }
+    path_of_links(server, info.name, path, sizeof(path));
+    group_node_init(&groups->node, &operations, groups, info.index, info.name);
+    r = mokd_host_links_new(server, path, info.name, &host_handlers, groups, &groups->links, error);
+    if (r < 0) {
+        free(groups);
+        return r;
+    }
+    uv_timer_init(&server->loop, &groups->tick);
+    groups->tick.data = groups;
+    uv_timer_start(&groups->tick, tick, TICK_MS, TICK_MS);
+    server->rack_groups = groups;
+    for (uint32_t node = 0; node < RACK_MAX_NODES; node++)
+        if (rack_info(server->rack, node, &info) == 0 && (info.state == RACK_UP || info.state == RACK_SUSPECT))
+            peer_up(groups, node);
+    return 0;
+}
+
+static void freed(uv_handle_t *handle)
+{
+    free(handle->data);
+}
+
+void mokd_rack_groups_stop(struct mokd_server *server)
+{
+    struct mokd_rack_groups *groups = server->rack_groups;
+    struct dropping *dropping;
+
+    if (!groups)
+        return;
+    server->rack_groups = NULL;
+    forget_early(groups, UINT64_MAX, UINT32_MAX);
+    for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
+        forget_backlog(&groups->peer[node]);
+    while ((dropping = TAILQ_FIRST(&groups->dropping))) {
+        TAILQ_REMOVE(&groups->dropping, dropping, link);
+        free(dropping);
+    }
+    group_node_release(&groups->node);
+    mokd_host_links_free(groups->links);
+    uv_close((uv_handle_t *)&groups->tick, freed);
+}

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "span.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "rack_groups.h"
+
+/* A link comes within a moment of the mesh's; longer than this, it does not come. */
+#define LINK_MS 5000u
+/* Handles that other nodes may hand in for one group. */
+#define MAX_FOREIGN 65536u
+
+/* ------------------------------------------------------------------ the object */
+
+struct mokd_span *mokd_span_new(const struct group_roster *roster)
+{
+    struct mokd_span *span = calloc(1, sizeof(*span));
+
+    if (!span)
+        return NULL;
+    span->roster = roster;
+    TAILQ_INIT(&span->waits);
+    TAILQ_INIT(&span->foreign);
+    TAILQ_INIT(&span->aborted);
+    return span;
+}
+
+static void foreign_free(struct mokd_span *span, struct mokd_foreign *foreign)
+{
+    TAILQ_REMOVE(&span->foreign, foreign, link);
+    span->n_foreign--;
+    mok_close(foreign->fd);
+    free(foreign);
+}
+
+void mokd_span_forget_foreign(struct mokd_group *group, struct mokd_foreign *foreign)
+{
+    foreign_free(group->span, foreign);
+}
+
+void mokd_span_free(struct mokd_span *span)
+{
+    struct mokd_foreign *foreign;
+    struct mokd_aborted *aborted;
+
+    if (!span)
+        return;
+    while ((foreign = TAILQ_FIRST(&span->foreign)))
+        foreign_free(span, foreign);
+    while ((aborted = TAILQ_FIRST(&span->aborted))) {
+        TAILQ_REMOVE(&span->aborted, aborted, link);
+        free(aborted);
+    }
+    free(span);
+}
+
+bool mokd_span_is_here(const struct mokd_group *group, uint32_t rank)
+{
+    return !group->span || mokd_rack_is_self(group->server, group->span->roster->rank[rank].node);
+}
+
+const char *mokd_span_node(const struct mokd_group *group, uint32_t rank)
+{
+    return group->span ? mokd_rack_name(group->server, group->span->roster->rank[rank].node) : "";
+}
+
+/* The first rank of a rank's node, for walks that visit each node once. */
+static bool is_first_of_node(const struct group_roster *roster, uint32_t rank)
+{
+    for (uint32_t before = 0; before < rank; before++)
+        if (roster->rank[before].node == roster->rank[rank].node)
+            return false;
+    return true;
+}
+
+/* ------------------------------------------------------------------ waiting */
+
+static void failure_of(const struct mokd_group *group, struct mokd_error *ret)
+{
+    mokd_error_set(ret, -MOK_EPEER, "group %s: %s", group->name, group->failure);
+}
+
+/* False: no memory, and `done` has been told. */
+static bool begin_wait(struct mokd_group *group, const struct mokd_wait *what)
+{
+    struct mokd_wait *wait = malloc(sizeof(*wait));
+    struct mokd_error error;
+
+    if (!wait) {
+        mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+        what->done(what->cookie, &error);
+        return false;
+    }
+    *wait = *what;
+    wait->since_ms = mokd_rack_now_ms();
+    TAILQ_INSERT_TAIL(&group->span->waits, wait, link);
+    return true;
+}
+
+/* Takes it out, then calls. */
+static void end_wait(struct mokd_span *span, struct mokd_wait *wait, const struct mokd_error *error)
+{
+    struct mokd_wait ended = *wait;
+
+    TAILQ_REMOVE(&span->waits, wait, link);
+    free(wait);
+    ended.done(ended.cookie, error);
+}
+
+void mokd_span_abort(struct mokd_group *group)
+{
+    struct mokd_wait *wait;
+    struct mokd_error error;
+
+    if (!group->span)
+        return;
+    failure_of(group, &error);
+    mokd_group_run_begin(group); /* who is called may let go of the last thing that keeps it */
+    while ((wait = TAILQ_FIRST(&group->span->waits)))
+        end_wait(group->span, wait, &error);
+    mokd_group_run_end(group);
+}
+
+/* ------------------------------------------------------------------ ways for memory */
+
+/* 1: to all nodes; 0: not known yet; negative: to some there is none. */
+static int look_at_paths(const struct mokd_group *group, struct mokd_error *error)
+{
+    const struct group_roster *roster = group->span->roster;
+    int all = 1;
+
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        struct mokd_error why;
+        if (mokd_span_is_here(group, rank) || !is_first_of_node(roster, rank))
+            continue;
+        int r = mokd_rack_path(group->server, roster->rank[rank].node, &why);
+        if (r < 0)
+            return mokd_error_set(error, -MOK_ENOTSUP, "no way for memory between node %s and node %s (rank %u): %.200s",
+                                  mokd_rack_own_name(group->server),
+                                  mokd_span_node(group, rank), rank, why.text);
+        all &= r;
+    }
+    return all;
+}
+
+void mokd_span_reach(struct mokd_group *group, mokd_span_done done, void *cookie)
+{
+    struct mokd_wait wait = { .what = MOKD_WAIT_LINKS, .done = done, .cookie = cookie };
+    struct mokd_error error = { 0 };
+
+    int r = group->span ? look_at_paths(group, &error) : 1;
+    if (r == 0)
+        begin_wait(group, &wait);
+    else
+        done(cookie, &error);
+}
+
+/* ------------------------------------------------------------------ handles */
+
+static struct mokd_foreign *find_foreign(const struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank)
+{
+    struct mokd_foreign *foreign;
+
+    TAILQ_FOREACH(foreign, &group->span->foreign, link)
+        if (foreign->kind == kind && foreign->object == object && foreign->rank == rank)
+            return foreign;
+    return NULL;
+}
+
+int mokd_span_fd(const struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank)
+{
+    const struct mokd_foreign *foreign = group->span ? find_foreign(group, kind, object, rank) : NULL;
+    return foreign ? foreign->fd : -1;
+}
+
+void mokd_span_settle(struct mokd_group *group, uint32_t object, bool mapped)
+{
+    struct mokd_foreign *foreign = group->span ? TAILQ_FIRST(&group->span->foreign) : NULL;
+
+    while (foreign) {
+        struct mokd_foreign *next = TAILQ_NEXT(foreign, link);
+        if (foreign->object == object) {
+            foreign->fd = mok_close(foreign->fd);
+            foreign->mapped = mapped;
+            if (!mapped || foreign->kind != MOK__HANDLE_KIND__HANDLE_BUFFER)
+                foreign_free(group->span, foreign);
+        }
+        foreign = next;
+    }
+}
+
+static bool has_all(const struct mokd_group *group, uint32_t kind, uint32_t object)
+{
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        bool wanted = kind == MOK__HANDLE_KIND__HANDLE_FLAGS ? rank == 0 : true;
+        if (wanted && !mokd_span_is_here(group, rank) && mokd_span_fd(group, kind, object, rank) < 0)
+            return false;
+    }
+    return true;
+}
+
+static int hand_to_all(struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank, uint64_t bytes, int fd)
+{
+    const struct group_roster *roster = group->span->roster;
+    int r = 0;
+
+    for (uint32_t other = 0; other < group->size && r == 0; other++)
+        if (!mokd_span_is_here(group, other) && is_first_of_node(roster, other))
+            r = mokd_rack_hand(group->server, roster->rank[other].node, group->id, kind, object, rank, bytes, fd);
+    return r;
+}
+
+void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object, const int *fds, uint64_t bytes,
+                        mokd_span_done done, void *cookie)
+{
+    struct mokd_wait wait = { .what = MOKD_WAIT_HANDLES, .kind = kind, .object = object, .done = done, .cookie = cookie };
+    struct mokd_error error = { 0 };
+    uint32_t ranks = kind == MOK__HANDLE_KIND__HANDLE_FLAGS ? 1 : group->size;
+    int r = 0;
+
+    if (group->span && group->state == MOKD_GROUP_FAILED) {
+        failure_of(group, &error);
+        r = error.code;
+    }
+    for (uint32_t rank = 0; group->span && rank < ranks && r == 0; rank++) {
+        if (!mokd_span_is_here(group, rank))
+            continue;
+        r = hand_to_all(group, kind, object, rank, bytes, fds[rank]);
+        if (r < 0)
+            mokd_error_set(&error, r, "the other nodes' daemons do not take handles of memory");
+    }
+    if (r == 0 && group->span && !has_all(group, kind, object))
+        begin_wait(group, &wait);
+    else
+        done(cookie, &error);
+}
+
+void mokd_span_handle(struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank, uint64_t bytes, int fd)
+{
+    _cleanup_fd_ int owned = fd;
+    struct mokd_span *span = group->span;
+    struct mokd_error none = { 0 };
+    struct mokd_wait *wait, *next;
+
+    if (rank >= group->size || find_foreign(group, kind, object, rank) || span->n_foreign >= MAX_FOREIGN)
+        return;
+    struct mokd_foreign *foreign = calloc(1, sizeof(*foreign));
+    if (!foreign)
+        return; /* who waits for it is told by the lead's deadline */
+    foreign->kind = kind;
+    foreign->object = object;
+    foreign->rank = rank;
+    foreign->bytes = bytes;
+    foreign->fd = mok_take_fd(&owned);
+    TAILQ_INSERT_TAIL(&span->foreign, foreign, link);
+    span->n_foreign++;
+    mokd_group_run_begin(group);
+    for (wait = TAILQ_FIRST(&span->waits); wait; wait = next) {
+        next = TAILQ_NEXT(wait, link);
+        if (wait->what == MOKD_WAIT_HANDLES && wait->kind == kind && wait->object == object &&
+            has_all(group, kind, object)) {
+            end_wait(span, wait, &none);
+            break;
+        }
+    }
+    mokd_group_run_end(group);
+}
+
+void mokd_span_look(struct mokd_group *group, uint64_t now_ms)
+{
+    struct mokd_wait *wait, *next;
+
+    mokd_group_run_begin(group);
+    for (wait = TAILQ_FIRST(&group->span->waits); wait; wait = next) {
+        struct mokd_error error = { 0 };
+        next = TAILQ_NEXT(wait, link);
+        if (wait->what != MOKD_WAIT_LINKS)
+            continue;
+        int r = look_at_paths(group, &error);
+        if (r == 0 && now_ms - wait->since_ms > LINK_MS)
+            r = mokd_error_set(&error, -MOK_ENOTSUP, "no way for memory to all nodes of the group within %u ms", LINK_MS);
+        if (r == 0)
+            continue;
+        end_wait(group->span, wait, &error);
+        next = TAILQ_FIRST(&group->span->waits);
+    }
+    mokd_group_run_end(group);
+}
+
+/* ------------------------------------------------------------------ all or nobody */
+
+static struct mokd_aborted *find_aborted(const struct mokd_span *span, uint64_t index)
+{
+    struct mokd_aborted *aborted;
+
+    TAILQ_FOREACH(aborted, &span->aborted, link)
+        if (aborted->index == index)
+            return aborted;
+    return NULL;
+}
+
+void mokd_span_prepared(struct mokd_group *group, uint64_t index, const struct mokd_error *error, uint32_t rank,
+                        mokd_span_done done, void *cookie)
+{
+    struct mokd_wait wait = { .what = MOKD_WAIT_VERDICT, .index = index, .done = done, .cookie = cookie };
+    struct mokd_error failure;
+    struct group_error told;
+
+    if (!group->span) {
+        done(cookie, error);
+        return;
+    }
+    if (group->state == MOKD_GROUP_FAILED) {
+        failure_of(group, &failure);
+        done(cookie, &failure);
+        return;
+    }
+    struct mokd_aborted *aborted = find_aborted(group->span, index);
+    if (aborted) {
+        failure = aborted->error;
+        TAILQ_REMOVE(&group->span->aborted, aborted, link);
+        free(aborted);
+        done(cookie, &failure);
+        return;
+    }
+    told = (struct group_error){ .code = error->code, .rank = rank };
+    snprintf(told.text, sizeof(told.text), "node %s: %.300s", mokd_rack_own_name(group->server), error->text);
+    mokd_group_run_begin(group);
+    if (!begin_wait(group, &wait))
+        group_error_set(&told, -MOK_ENOMEM, rank, "mokd is out of memory");
+    mokd_rack_prepared(group, index, told.code < 0 ? &told : NULL);
+    mokd_group_run_end(group);
+}
+
+void mokd_span_verdict(struct mokd_group *group, uint64_t index, const struct mokd_error *error)
+{
+    struct mokd_wait *wait;
+
+    TAILQ_FOREACH(wait, &group->span->waits, link)
+        if (wait->what == MOKD_WAIT_VERDICT && wait->index == index)
+            break;
+    if (wait) {
+        end_wait(group->span, wait, error);
+        return;
+    }
+    struct mokd_aborted *aborted = error->code < 0 ? calloc(1, sizeof(*aborted)) : NULL;
+    if (!aborted)
+        return;
+    aborted->index = index;
+    aborted->error = *error;
+    TAILQ_INSERT_TAIL(&group->span->aborted, aborted, link);
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The home of a group's name: where the joins of its ranks meet.
+ *
+ *   (none) --first join--> GATHERING --all ranks have come--> formed: told to all, forgotten
+ *                             |  ^
+ *                             |  +-- a rank comes, goes, is lost with its node, or waits too long: makes room
+ *                             +--- ranks that cannot come together --> all refused, forgotten
+ *
+ * A rank that is taken is refused and the others wait on, as on one node.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "group_internal.h"
+#include "names.h"
+
+struct guest {
+    bool here;
+    uint32_t node, device, kind;
+    uint64_t session, join;
+    uint64_t timeout_ms, deadline_ms; /* 0: none */
+};
+
+struct group_meeting {
+    TAILQ_ENTRY(group_meeting) link;
+    uint32_t uid, size, joined;
+    bool exclusive;
+    char name[MOK_MAX_NAME + 1];
+    char user[MOK_MAX_NAME + 1]; /* "": nobody has said */
+    uint32_t user_node;          /* who has said */
+    struct guest guest[];        /* [size] */
+};
+
+/* ------------------------------------------------------------------ the object */
+
+static struct group_meeting *find(const struct group_node *node, uint32_t uid, const char *name)
+{
+    struct group_meeting *meeting;
+
+    TAILQ_FOREACH(meeting, &node->meetings, link)
+        if (meeting->uid == uid && strcmp(meeting->name, name) == 0)
+            return meeting;
+    return NULL;
+}
+
+static void meeting_free(struct group_node *node, struct group_meeting *meeting)
+{
+    TAILQ_REMOVE(&node->meetings, meeting, link);
+    node->n_meetings--;
+    free(meeting);
+}
+
+static struct group_meeting *meeting_new(struct group_node *node, const Mok__GroupJoining *message)
+{
+    struct group_meeting *meeting;
+
+    if (node->n_meetings >= GROUP_MAX_MEETINGS)
+        return NULL;
+    meeting = calloc(1, sizeof(*meeting) + message->size * sizeof(meeting->guest[0]));
+    if (!meeting)
+        return NULL;
+    meeting->uid = message->uid;
+    meeting->size = message->size;
+    meeting->exclusive = message->exclusive;
+    snprintf(meeting->name, sizeof(meeting->name), "%s", message->name);
+    TAILQ_INSERT_TAIL(&node->meetings, meeting, link);
+    node->n_meetings++;
+    return meeting;
+}
+
+void group_home_release(struct group_node *node)
+{
+    struct group_meeting *meeting;
+
+    while ((meeting = TAILQ_FIRST(&node->meetings)))
+        meeting_free(node, meeting);
+}
+
+/* ------------------------------------------------------------------ answers */
+
+static void refuse(struct group_node *node, uint32_t peer, uint64_t join, const struct group_error *error)
+{
+    Mok__GroupRefused body = MOK__GROUP_REFUSED__INIT;
+    Mok__GroupMessage message = group_message(refused, REFUSED, &body);
+
+    body.join = join;
+    body.code = error->code;
+    body.text = (char *)error->text;
+    group_send(node, peer, &message);
+}
+
+static void refuse_all(struct group_node *node, struct group_meeting *meeting, const struct group_error *error)
+{
+    for (uint32_t rank = 0; rank < meeting->size; rank++)
+        if (meeting->guest[rank].here)
+            refuse(node, meeting->guest[rank].node, meeting->guest[rank].join, error);
+    meeting_free(node, meeting);
+}
+
+static void make_room(struct group_node *node, struct group_meeting *meeting, uint32_t rank)
+{
+    meeting->guest[rank] = (struct guest){ 0 };
+    if (--meeting->joined == 0)
+        meeting_free(node, meeting);
+}
+
+/* To every node once; the lead first, so that it knows of the group when the others ask. */
+static void tell_formed(struct group_node *node, const struct group_meeting *meeting, const Mok__GroupFormed *body)
+{
+    Mok__GroupMessage message = group_message(formed, FORMED, (Mok__GroupFormed *)body);
+
+    for (uint32_t rank = 0; rank < meeting->size; rank++) {
+        bool told = false;
+        for (uint32_t before = 0; before < rank && !told; before++)
+            told = meeting->guest[before].node == meeting->guest[rank].node;
+        if (!told)
+            group_send(node, meeting->guest[rank].node, &message);
+    }
+}
+
+static void form(struct group_node *node, struct group_meeting *meeting)
+{
+    Mok__GroupFormed body = MOK__GROUP_FORMED__INIT;
+    Mok__GroupRank rank[MOK_MAX_EP], *pointer[MOK_MAX_EP];
+
+    for (uint32_t r = 0; r < meeting->size; r++) {
+        const struct guest *guest = &meeting->guest[r];
+        rank[r] = (Mok__GroupRank)MOK__GROUP_RANK__INIT;
+        rank[r].node = (char *)group_node_name(node, guest->node);
+        rank[r].join = guest->join;
+        rank[r].device = guest->device;
+        rank[r].kind = guest->kind;
+        rank[r].session = guest->session;
+        pointer[r] = &rank[r];
+    }
+    body.group = group_next_id(node);
+    body.uid = meeting->uid;
+    body.name = meeting->name;
+    body.n_rank = meeting->size;
+    body.rank = pointer;
+    tell_formed(node, meeting, &body);
+    meeting_free(node, meeting);
+}
+
+/* ------------------------------------------------------------------ coming */
+
+/* What a node of our own version never sends. */
+static bool is_sound(const Mok__GroupJoining *message)
+{
+    return mok_name_is_valid(message->name) && message->size >= 1 && message->size <= MOK_MAX_EP &&
+           message->rank < message->size && strlen(message->user) <= MOK_MAX_NAME;
+}
+
+static uint32_t first_guest(const struct group_meeting *meeting)
+{
+    uint32_t rank = 0;
+
+    while (!meeting->guest[rank].here)
+        rank++;
+    return rank;
+}
+
+/* The same number may be another person on another node; then they are not let together. */
+static int check_user(const struct group_node *node, struct group_meeting *meeting, uint32_t peer,
+                      const Mok__GroupJoining *message, struct group_error *error)
+{
+    if (!message->user[0])
+        return 0;
+    if (!meeting->user[0]) {
+        snprintf(meeting->user, sizeof(meeting->user), "%s", message->user);
+        meeting->user_node = peer;
+        return 0;
+    }
+    if (strcmp(meeting->user, message->user) == 0)
+        return 0;
+    return group_error_set(error, -MOK_EACCESS, message->rank,
+                           "group %s: uid %u is user %s on node %s and user %s on node %s (rank %u)", meeting->name,
+                           meeting->uid, meeting->user, group_node_name(node, meeting->user_node), message->user,
+                           group_node_name(node, peer), message->rank);
+}
+
+/* What the newcomer and those who wait cannot all be right about. */
+static int check_fit(const struct group_node *node, struct group_meeting *meeting, uint32_t peer,
+                     const Mok__GroupJoining *message, struct group_error *error)
+{
+    uint32_t first = first_guest(meeting);
+    const struct guest *guest = &meeting->guest[first];
+
+    if (message->size != meeting->size)
+        return group_error_set(error, -MOK_EMISMATCH, message->rank,
+                               "group %s: rank %u (node %s) says that the size is %u, rank %u (node %s) said %u",
+                               meeting->name, message->rank, group_node_name(node, peer), message->size, first,
+                               group_node_name(node, guest->node), meeting->size);
+    if (message->exclusive != meeting->exclusive)
+        return group_error_set(error, -MOK_EMISMATCH, message->rank,
+                               "group %s: ranks %u (node %s) and %u (node %s) differ on exclusive: %d and %d",
+                               meeting->name, first, group_node_name(node, guest->node), message->rank,
+                               group_node_name(node, peer), meeting->exclusive, message->exclusive);
+    if (message->kind != guest->kind)
+        return group_error_set(error, -MOK_EMISMATCH, message->rank,
+                               "group %s: ranks %u (node %s) and %u (node %s) differ on the kind of their devices: %s "
+                               "and %s",
+                               meeting->name, first, group_node_name(node, guest->node), message->rank,
+                               group_node_name(node, peer), mok_device_kind_text(guest->kind),
+                               mok_device_kind_text(message->kind));
+    return check_user(node, meeting, peer, message, error);
+}
+
+static void admit(struct group_node *node, struct group_meeting *meeting, uint32_t peer,
+                  const Mok__GroupJoining *message)
+{
+    struct guest *guest = &meeting->guest[message->rank];
+
+    meeting->joined += !guest->here;
+    *guest = (struct guest){
+        .here = true,
+        .node = peer,
+        .device = message->device,
+        .kind = message->kind,
+        .session = message->session,
+        .join = message->join,
+        .timeout_ms = message->timeout_ms,
+        .deadline_ms = message->timeout_ms ? node->now_ms + message->timeout_ms : 0,
+    };
+    if (meeting->joined == meeting->size)
+        form(node, meeting);
+}
+
+void group_home_joining(struct group_node *node, uint32_t peer, const Mok__GroupJoining *message)
+{
+    struct group_error error = { 0 };
+
+    if (!is_sound(message))
+        return;
+    struct group_meeting *meeting = find(node, message->uid, message->name);
+    if (!meeting) {
+        meeting = meeting_new(node, message);
+        if (!meeting) {
+            group_error_set(&error, -MOK_ENOMEM, message->rank, "group %s: its home, node %s, has no room for another",
+                            message->name, group_node_name(node, node->self));
+            refuse(node, peer, message->join, &error);
+            return;
+        }
+        check_user(node, meeting, peer, message, &error);
+        admit(node, meeting, peer, message);
+        return;
+    }
+    if (check_fit(node, meeting, peer, message, &error) < 0) {
+        refuse(node, peer, message->join, &error);
+        refuse_all(node, meeting, &error);
+        return;
+    }
+    const struct guest *guest = &meeting->guest[message->rank];
+    if (guest->here && guest->node == peer && guest->join >= message->join)
+        return; /* said twice, or overtaken */
+    if (guest->here && guest->node != peer) {
+        group_error_set(&error, -MOK_ERANK, message->rank,
+                        "rank = %u: taken in group %s by session %" PRIu64 " of node %s", message->rank, meeting->name,
+                        guest->session, group_node_name(node, guest->node));
+        refuse(node, peer, message->join, &error);
+        return;
+    }
+    admit(node, meeting, peer, message);
+}
+
+/* ------------------------------------------------------------------ going */
+
+void group_home_withdrawn(struct group_node *node, uint32_t peer, const Mok__GroupWithdrawn *message)
+{
+    struct group_meeting *meeting = find(node, message->uid, message->name);
+    struct group_error error = { 0 };
+
+    if (!meeting || message->rank >= meeting->size)
+        return;
+    const struct guest *guest = &meeting->guest[message->rank];
+    bool ours = guest->here && guest->node == peer && guest->join == message->join;
+    if (message->code < 0) {
+        group_error_set(&error, message->code, message->rank, "%s", message->text);
+        if (ours)
+            meeting->guest[message->rank].here = false; /* it knows */
+        refuse_all(node, meeting, &error);
+        return;
+    }
+    if (ours)
+        make_room(node, meeting, message->rank);
+}
+
+void group_home_peer_lost(struct group_node *node, uint32_t peer)
+{
+    struct group_meeting *meeting, *next;
+
+    for (meeting = TAILQ_FIRST(&node->meetings); meeting; meeting = next) {
+        next = TAILQ_NEXT(meeting, link);
+        uint32_t left = meeting->joined, size = meeting->size;
+        for (uint32_t rank = 0; rank < size && left > 0; rank++) {
+            if (!meeting->guest[rank].here || meeting->guest[rank].node != peer)
+                continue;
+            left--; /* the last one takes the meeting with it */
+            make_room(node, meeting, rank);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------ waiting in vain */
+
+static bool is_absent(const void *cookie, uint32_t rank)
+{
+    const struct group_meeting *meeting = cookie;
+    return !meeting->guest[rank].here;
+}
+
+static void overdue(struct group_node *node, struct group_meeting *meeting, uint32_t rank)
+{
+    const struct guest *guest = &meeting->guest[rank];
+    struct group_error error;
+    char missing[200];
+
+    group_error_set(&error, -MOK_ETIMEDOUT, rank, "group %s: rank %u waited %" PRIu64 " ms, missing is rank %s",
+                    meeting->name, rank, guest->timeout_ms,
+                    group_missing(meeting->size, is_absent, meeting, missing, sizeof(missing)));
+    refuse(node, guest->node, guest->join, &error);
+    make_room(node, meeting, rank);
+}
+
+void group_home_tick(struct group_node *node)
+{
+    struct group_meeting *meeting, *next;
+
+    for (meeting = TAILQ_FIRST(&node->meetings); meeting; meeting = next) {
+        next = TAILQ_NEXT(meeting, link);
+        uint32_t left = meeting->joined, size = meeting->size;
+        for (uint32_t rank = 0; rank < size && left > 0; rank++) {
+            const struct guest *guest = &meeting->guest[rank];
+            if (!guest->here || !guest->deadline_ms || guest->deadline_ms > node->now_ms)
+                continue;
+            left--;
+            overdue(node, meeting, rank);
+        }
+    }
+}

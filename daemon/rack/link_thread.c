@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The thread: turns of poll, ask, send, receive, hand over. Every turn reads its sockets until they have nothing more
+ * or the batch is full, and a full batch polls without waiting: a ZeroMQ socket tells of news once, not for as long as
+ * there are some.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include <zmq.h>
+
+#include "link_private.h"
+#include "util.h"
+#include "wire.h"
+
+#define RECEIVE_BATCH 512u
+#define SEND_BATCH 512u
+#define REPEAT_ERROR_NS 10000000000ull
+#define IDLE_MS 250
+#define MAX_POLLED (4 + 2 * RACK_MAX_NODES)
+
+/* ------------------------------------------------------------------ what the loop asks */
+
+/* How much of a peer's load is gone. */
+struct relief {
+    size_t messages, bytes;
+};
+
+static void drop_queue(struct rack_connection *connection, struct relief *relief)
+{
+    for (struct rack_op *op; (op = rack_ops_pop(&connection->queue));) {
+        relief->messages++;
+        relief->bytes += op->size;
+        rack_op_free(op);
+    }
+    rack_op_free(connection->beat);
+    connection->beat = NULL;
+}
+
+/* Takes the weight off a peer's load, and tells the loop if it had been refused. */
+static void relieve(struct rack_link *link, uint32_t slot, struct relief relief)
+{
+    struct rack_load *load = &link->load[slot];
+    bool drained = false;
+
+    pthread_mutex_lock(&link->mutex);
+    load->messages -= relief.messages;
+    load->bytes -= relief.bytes;
+    if (load->starved && load->messages <= RACK_QUEUE_MESSAGES / 2 && load->bytes <= RACK_QUEUE_BYTES / 2)
+        drained = true;
+    pthread_mutex_unlock(&link->mutex);
+    if (!drained)
+        return;
+    struct rack_item *item = rack_item_new(RACK_ITEM_DRAINED, &link->connections[slot], "");
+    link->connections[slot].owes_word = !item; /* said at the next turn */
+    if (!item)
+        return;
+    rack_items_push(&link->arrived, item);
+    pthread_mutex_lock(&link->mutex);
+    load->starved = false;
+    pthread_mutex_unlock(&link->mutex);
+}
+
+static void add(struct rack_link *link, const struct rack_op *op)
+{
+    struct rack_connection *connection = &link->connections[op->slot];
+
+    *connection = (struct rack_connection){ .used = true, .slot = op->slot, .serial = op->serial };
+    memcpy(connection->public_key, op->public_key, RACK_KEY_BYTES);
+    mok_rack_key_text(op->public_key, connection->user_id);
+    memcpy(connection->endpoint, "tcp://", 6);
+    memcpy(connection->endpoint + 6, op->address, strlen(op->address) + 1);
+    rack_connection_open(link, connection);
+}
+
+static void run_op(struct rack_link *link, struct rack_op *op)
+{
+    struct rack_connection *connection = &link->connections[op->slot];
+
+    switch (op->kind) {
+    case RACK_OP_ADD:
+        add(link, op);
+        break;
+    case RACK_OP_SEND:
+        rack_ops_push(&connection->queue, op);
+        return;
+    case RACK_OP_BEAT:
+        rack_op_free(connection->beat);
+        connection->beat = op;
+        return;
+    }
+    rack_op_free(op);
+}
+
+static void run_flags(struct rack_link *link, const bool *reset, const bool *removed)
+{
+    for (uint32_t slot = 0; slot < RACK_MAX_NODES; slot++) {
+        struct rack_connection *connection = &link->connections[slot];
+        struct relief relief = { 0 };
+        if (!connection->used || !(reset[slot] || removed[slot]))
+            continue;
+        drop_queue(connection, &relief);
+        relieve(link, slot, relief);
+        if (removed[slot]) {
+            rack_connection_close(connection);
+            connection->used = false;
+        } else {
+            rack_connection_open(link, connection);
+        }
+    }
+}
+
+/* False: the thread is to end. */
+static bool take_ops(struct rack_link *link)
+{
+    bool reset[RACK_MAX_NODES], removed[RACK_MAX_NODES];
+    uint64_t count;
+
+    ssize_t n = read(link->kick, &count, sizeof(count));
+    (void)n; /* nothing there: then the flags say so too */
+    pthread_mutex_lock(&link->mutex);
+    struct rack_ops ops = link->ops;
+    link->ops = (struct rack_ops){ 0 };
+    memcpy(reset, link->reset, sizeof(reset));
+    memcpy(removed, link->remove, sizeof(removed));
+    memset(link->reset, 0, sizeof(link->reset));
+    memset(link->remove, 0, sizeof(link->remove));
+    link->kicked = false;
+    bool stop = link->stop;
+    pthread_mutex_unlock(&link->mutex);
+    run_flags(link, reset, removed);
+    for (struct rack_op *op; (op = rack_ops_pop(&ops));)
+        run_op(link, op);
+    return !stop;
+}
+
+/* ------------------------------------------------------------------ sending */
+
+static bool send_op(struct rack_connection *connection, const struct rack_op *op)
+{
+    return zmq_send(connection->dealer, op->bytes, op->size, ZMQ_DONTWAIT) >= 0;
+}
+
+/* The beat first. True: there was more than a batch, and the socket would take it. */
+static bool send_some(struct rack_link *link, struct rack_connection *connection)
+{
+    struct relief relief = { 0 };
+    bool blocked = false;
+
+    if (connection->beat) {
+        blocked = !send_op(connection, connection->beat);
+        if (!blocked) {
+            rack_op_free(connection->beat);
+            connection->beat = NULL;
+        }
+    }
+    while (!blocked && connection->queue.first && relief.messages < SEND_BATCH) {
+        blocked = !send_op(connection, connection->queue.first);
+        if (blocked)
+            break;
+        struct rack_op *op = rack_ops_pop(&connection->queue);
+        relief.messages++;
+        relief.bytes += op->size;
+        rack_op_free(op);
+    }
+    if (relief.messages > 0 || connection->owes_word)
+        relieve(link, connection->slot, relief);
+    return !blocked && connection->queue.first;
+}
+
+/* ------------------------------------------------------------------ receiving */
+
+static struct rack_connection *find_user(struct rack_link *link, const char *user_id)
+{
+    for (uint32_t i = 0; i < RACK_MAX_NODES; i++) {
+        uint32_t slot = (link->last_sender + i) % RACK_MAX_NODES;
+        struct rack_connection *connection = &link->connections[slot];
+        if (!connection->used || strcmp(connection->user_id, user_id) != 0)
+            continue;
+        link->last_sender = slot;
+        return connection;
+    }
+    return NULL;
+}
+
+static bool is_allowed(void *cookie, const uint8_t public_key[static RACK_KEY_BYTES])
+{
+    char user_id[RACK_USER_ID_MAX];
+
+    mok_rack_key_text(public_key, user_id);
+    return find_user(cookie, user_id) != NULL;
+}
+
+static void malformed(struct rack_link *link, const struct rack_connection *connection)
+{
+    struct rack_item *last = link->arrived.last;
+
+    if (last && last->kind == RACK_ITEM_MALFORMED && last->slot == connection->slot) {
+        last->bytes++;
+        return;
+    }
+    struct rack_item *item = rack_item_new(RACK_ITEM_MALFORMED, connection, "");
+    if (!item)
+        return;
+    item->bytes = 1;
+    rack_items_push(&link->arrived, item);
+}
+
+/* What fails for want of memory is missed in the sequence: the peer is lost then, and says what was under way again. */
+static void unpack(struct rack_link *link, const struct rack_connection *connection, zmq_msg_t *message)
+{
+    struct rack_head head;
+    Mok__RackFrame *frame = NULL;
+    size_t size = zmq_msg_size(message);
+
+    int r = rack_frame_unpack(link->config.versions, zmq_msg_data(message), size, &head, &frame);
+    if (r == -MOK_EPROTO)
+        malformed(link, connection);
+    if (r < 0 && r != -MOK_EVERSION)
+        return;
+    struct rack_item *item = rack_item_new(r == 0 ? RACK_ITEM_FRAME : RACK_ITEM_VERSION, connection, "");
+    if (!item) {
+        if (frame)
+            mok_wire_free(&frame->base);
+        return;
+    }
+    item->arrived_ns = mok_now_ns();
+    item->head = head;
+    item->frame = frame;
+    item->bytes = size;
+    rack_items_push(&link->arrived, item);
+}
+
+static void take_message(struct rack_link *link, zmq_msg_t *message, bool whole)
+{
+    /* Set by libzmq from our own ZAP answer. Without it nothing of a message is looked at. */
+    const char *user_id = zmq_msg_gets(message, "User-Id");
+    struct rack_connection *connection = user_id ? find_user(link, user_id) : NULL;
+
+    if (!connection)
+        link->unknown++;
+    else if (!whole)
+        malformed(link, connection);
+    else
+        unpack(link, connection, message);
+}
+
+/* Routing id and one part; more parts are received and dropped. False: nothing there. */
+static bool receive_one(struct rack_link *link)
+{
+    zmq_msg_t part, rest;
+    size_t parts = 0;
+
+    zmq_msg_init(&part);
+    if (zmq_msg_recv(&part, link->router, ZMQ_DONTWAIT) < 0) {
+        zmq_msg_close(&part);
+        return false;
+    }
+    if (zmq_msg_more(&part)) {
+        zmq_msg_recv(&part, link->router, ZMQ_DONTWAIT);
+        parts++;
+    }
+    zmq_msg_init(&rest);
+    bool more = zmq_msg_more(&part);
+    while (more && zmq_msg_recv(&rest, link->router, ZMQ_DONTWAIT) >= 0) {
+        more = zmq_msg_more(&rest);
+        parts++;
+    }
+    take_message(link, &part, parts == 1);
+    zmq_msg_close(&rest);
+    zmq_msg_close(&part);
+    return true;
+}
+
+/* True: there may be more. */
+static bool receive_some(struct rack_link *link)
+{
+    for (unsigned i = 0; i < RECEIVE_BATCH; i++)
+        if (!receive_one(link))
+            return false;
+    return true;
+}
+
+/* ------------------------------------------------------------------ a turn */
+
+/* To the loop. False: it has not taken what is there, so no more is to be received. */
+static bool hand_over(struct rack_link *link)
+{
+    bool wake = false;
+
+    pthread_mutex_lock(&link->mutex);
+    if (link->arrived.first) {
+        if (link->inbox.last)
+            link->inbox.last->next = link->arrived.first;
+        else
+            link->inbox.first = link->arrived.first;
+        link->inbox.last = link->arrived.last;
+        link->inbox.count += link->arrived.count;
+        link->inbox.bytes += link->arrived.bytes;
+        link->arrived = (struct rack_items){ 0 };
+        wake = !link->woken;
+        link->woken = true;
+    }
+    link->inbox_full = link->inbox.count >= RACK_INBOX_ITEMS || link->inbox.bytes >= RACK_INBOX_BYTES;
+    bool room = !link->inbox_full;
+    link->stats.refused = link->refused;
+    link->stats.unknown = link->unknown;
+    link->stats.connections = link->inbound;
+    pthread_mutex_unlock(&link->mutex);
+    if (wake)
+        link->wake(link->cookie);
+    return room;
+}
+
+static void report(struct rack_link *link, struct rack_connection *connection, const char *text, uint64_t now_ns)
+{
+    if (strcmp(text, connection->error) == 0 && now_ns - connection->error_ns < REPEAT_ERROR_NS)
+        return;
+    memcpy(connection->error, text, strlen(text) + 1);
+    connection->error_ns = now_ns;
+    struct rack_item *item = rack_item_new(RACK_ITEM_ERROR, connection, text);
+    if (item)
+        rack_items_push(&link->arrived, item);
+}
+
+/* True: something could be sent at once. */
+static bool tend(struct rack_link *link, struct rack_connection *connection, uint64_t now_ns)
+{
+    char text[RACK_MAX_TEXT];
+
+    const char *error = rack_connection_watch(connection, text);
+    if (error)
+        report(link, connection, error, now_ns);
+    if (!connection->dealer && now_ns >= connection->retry_ns)
+        rack_connection_open(link, connection);
+    return connection->dealer && send_some(link, connection);
+}
+
+/* Fills what to wait for; the kick first. */
+static int gather(struct rack_link *link, bool receive, zmq_pollitem_t *items)
+{
+    int n = 0;
+
+    items[n++] = (zmq_pollitem_t){ .fd = link->kick, .events = ZMQ_POLLIN };
+    items[n++] = (zmq_pollitem_t){ .socket = link->zap, .events = ZMQ_POLLIN };
+    items[n++] = (zmq_pollitem_t){ .socket = link->router_monitor, .events = ZMQ_POLLIN };
+    if (receive)
+        items[n++] = (zmq_pollitem_t){ .socket = link->router, .events = ZMQ_POLLIN };
+    for (size_t i = 0; i < RACK_MAX_NODES; i++) {
+        struct rack_connection *connection = &link->connections[i];
+        if (!connection->used || !connection->dealer)
+            continue;
+        items[n++] = (zmq_pollitem_t){ .socket = connection->monitor, .events = ZMQ_POLLIN };
+        if (connection->beat || connection->queue.first)
+            items[n++] = (zmq_pollitem_t){ .socket = connection->dealer, .events = ZMQ_POLLOUT };
+    }
+    return n;
+}
+
+void *rack_link_thread(void *argument)
+{
+    struct rack_link *link = argument;
+    zmq_pollitem_t items[MAX_POLLED];
+    bool room = true, busy = true;
+
+    for (;;) {
+        int n = gather(link, room, items);
+        zmq_poll(items, n, busy ? 0 : IDLE_MS);
+        uint64_t now_ns = mok_now_ns();
+        if (!take_ops(link))
+            return NULL;
+        link->refused += rack_zap_serve(link->zap, is_allowed, link);
+        rack_listener_watch(link, now_ns);
+        busy = false;
+        for (size_t i = 0; i < RACK_MAX_NODES; i++)
+            if (link->connections[i].used)
+                busy |= tend(link, &link->connections[i], now_ns);
+        if (room)
+            busy |= receive_some(link);
+        room = hand_over(link);
+    }
+}

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tenants through the whole stack: shares of a device by weight, usage that outlives mokd, devices that drain. */
+#include <inttypes.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cjson/cJSON.h>
+#include <cmocka.h>
+
+#include "stack.h"
+#include "workload.h"
+
+enum { OPS = 600, TOKENS = 64 };
+
+static const struct workload base = { .hidden = 256,
+                                      .intermediate = 256,
+                                      .experts = 4,
+                                      .topk = 2,
+                                      .ep = 1,
+                                      .max_tokens = TOKENS,
+                                      .context_mode = MOK_CONTEXT_NONE,
+                                      .seed = 3,
+                                      .forward_only = true,
+                                      .queue_entries = 1024 };
+
+static void sleep_ms(long ms)
+{
+    const struct timespec time = { ms / 1000, ms % 1000 * 1000000 };
+    nanosleep(&time, NULL);
+}
+
+/* What mokctl says, as JSON; free with cJSON_Delete. As user `uid`. */
+static cJSON *mokctl(const struct stack *stack, uid_t uid, const char *arguments)
+{
+    static char text[1 << 20];
+    char command[1024], prefix[64] = "";
+
+    if (uid != getuid())
+        snprintf(prefix, sizeof(prefix), "setpriv --reuid %u --clear-groups ", (unsigned)uid);
+    snprintf(command, sizeof(command), "%s%s --socket %s --json %s", prefix, stack_program("client/mokctl"),
+             stack->socket, arguments);
+    FILE *pipe = popen(command, "re");
+    assert_non_null(pipe);
+    size_t length = fread(text, 1, sizeof(text) - 1, pipe);
+    text[length] = '\0';
+    int status = pclose(pipe);
+    if (status != 0)
+        fail_msg("%s: %d: %s", command, status, text);
+    cJSON *root = cJSON_Parse(text);
+    assert_non_null(root);
+    return root;
+}
+
+static double number(const cJSON *object, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItem(object, name);
+    if (!cJSON_IsNumber(item))
+        fail_msg("no number %s", name);
+    return item->valuedouble;
+}
+
+static const cJSON *find(const cJSON *array, const char *name, const char *value)
+{
+    const cJSON *entry;
+
+    cJSON_ArrayForEach(entry, array)
+    {
+        const char *text = cJSON_GetStringValue(cJSON_GetObjectItem(entry, name));
+        if (text && strcmp(text, value) == 0)
+            return entry;
+    }
+    return NULL;
+}
+
+static void open_rank(struct workload_rank *rank, const struct workload *problem, const struct stack *stack,
+                      const char *job, uint32_t device, uid_t uid)
+{
+    assert_int_equal(seteuid(uid), 0);
+    int r = workload_open(rank, problem, 0, TOKENS, 0, stack->socket, job, device);
+    assert_int_equal(seteuid(getuid()), 0);
+    if (r < 0)
+        fail_msg("%s: %s", mok_error_name(r), mok_last_error());
+}
+
+/* ------------------------------------------------------------------ fair share */
+
+static void submit_all(struct workload_rank *rank)
+{
+    mok_ticket ticket;
+
+    for (int i = 0; i < OPS; i++)
+        if (workload_forward(rank, &ticket) < 0)
+            fail_msg("operation %d: %s", i, mok_last_error());
+}
+
+/* Device time and operations done of two jobs, of one moment. */
+struct moment {
+    double ns[2], ops[2];
+};
+
+static struct moment look(const struct stack *stack)
+{
+    cJSON *root = mokctl(stack, getuid(), "jobs");
+    const cJSON *jobs = cJSON_GetObjectItem(root, "jobs");
+    const cJSON *heavy = find(jobs, "job", "heavy"), *light = find(jobs, "job", "light");
+
+    assert_non_null(heavy);
+    assert_non_null(light);
+    struct moment moment = { .ns = { number(heavy, "device_ns"), number(light, "device_ns") },
+                             .ops = { number(heavy, "ops_done"), number(light, "ops_done") } };
+    cJSON_Delete(root);
+    return moment;
+}
+
+/*
+ * Everything is submitted before it is looked at, so that both always have something to run however busy this machine
+ * is; and what counts is device time between two looks while both have.
+ */
+static bool measure(const struct stack *stack, uid_t heavy_uid, uint32_t heavy_weight, uid_t light_uid,
+                    uint32_t light_weight, double ret_got[2])
+{
+    struct workload heavy = base, light = base;
+    struct workload_rank ranks[2];
+    struct moment first, last, now;
+
+    heavy.session_weight = heavy_weight;
+    light.session_weight = light_weight;
+    open_rank(&ranks[0], &heavy, stack, "heavy", 0, heavy_uid);
+    open_rank(&ranks[1], &light, stack, "light", 0, light_uid);
+    submit_all(&ranks[1]);
+    submit_all(&ranks[0]);
+    do {
+        first = look(stack);
+        sleep_ms(5);
+    } while (first.ns[0] <= 0 || first.ns[1] <= 0);
+    for (last = now = first; now.ops[0] < OPS && now.ops[1] < OPS; now = look(stack))
+        last = now;
+    for (int i = 0; i < 2; i++) {
+        ret_got[i] = last.ns[i] - first.ns[i];
+        workload_close(&ranks[i]);
+    }
+    return last.ops[0] - first.ops[0] >= 100 && last.ops[1] - first.ops[1] >= 50;
+}
+
+static void expect_two_to_one(const struct stack *stack, uid_t heavy_uid, uint32_t heavy_weight, uid_t light_uid,
+                              uint32_t light_weight)
+{
+    double got[2];
+    int tries = 0;
+
+    /* Looks that come too late see too little. */
+    while (!measure(stack, heavy_uid, heavy_weight, light_uid, light_weight, got))
+        assert_true(++tries < 5);
+    if (got[0] < 1.9 * got[1] || got[0] > 2.1 * got[1])
+        fail_msg("%.1f ms and %.1f ms of device time: %.3f to 1", got[0] / 1e6, got[1] / 1e6, got[0] / got[1]);
+}
+
+static void two_busy_sessions_of_one_user_share_the_device_time_two_to_one_by_their_weights(void **state)
+{
+    struct stack stack;
+
+    (void)state;
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 1 }), 0);
+    expect_two_to_one(&stack, getuid(), 20, getuid(), 10);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
+static void two_busy_users_share_the_device_time_two_to_one_by_the_weights_of_the_configuration(void **state)
+{
+    struct stack stack;
+
+    (void)state;
+    if (getuid() != 0)
+        skip();
+    assert_int_equal(
+        stack_start(&stack, &(struct stack_options){ .devices = 1,
+                                                     .extra = "[user 4242]\nweight = 4\n[user 4243]\nweight = 2\n" }),
+        0);
+    assert_int_equal(chmod(stack.dir, 0755), 0);
+    /* What a user's own sessions weigh is no matter between users. */
+    expect_two_to_one(&stack, 4242, 1, 4243, 1000);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
+/* ------------------------------------------------------------------ usage */
+
+static void run_steps(const struct stack *stack, const char *job, uid_t uid, int steps)
+{
+    struct workload_rank rank;
+    mok_ticket ticket;
+
+    open_rank(&rank, &base, stack, job, 0, uid);
+    for (int i = 0; i < steps; i++) {
+        assert_int_equal(workload_forward(&rank, &ticket), 0);
+        assert_int_equal(mok_wait(rank.session, ticket, -1, NULL), 0);
+    }
+    workload_close(&rank);
+}
+
+static double ops_of(const cJSON *root, const char *job)
+{
+    const cJSON *row = find(cJSON_GetObjectItem(root, "usage"), "job", job);
+    return row ? number(row, "ops") : 0;
+}
+
+/* A queue's last operations are counted when it has gone. */
+static void expect_ops(const struct stack *stack, const char *job, double ops)
+{
+    double got = -1;
+
+    for (int i = 0; i < 500 && got != ops; i++) {
+        cJSON *root = mokctl(stack, getuid(), "usage --since 1h --by job");
+        got = ops_of(root, job);
+        cJSON_Delete(root);
+        sleep_ms(10);
+    }
+    if (got != ops)
+        fail_msg("%s: %.0f operations, not %.0f", job, got, ops);
+}
+
+static void usage_is_there_after_a_crash_and_everyone_sees_his_own(void **state)
+{
+    struct stack stack;
+    char daemon[128], dir[] = "/tmp/mok-usage-XXXXXX";
+
+    (void)state;
+    if (getuid() != 0)
+        skip();
+    assert_non_null(mkdtemp(dir));
+    snprintf(daemon, sizeof(daemon), "state_dir = %s", dir);
+    const struct stack_options options = { .devices = 1, .daemon = daemon };
+    assert_int_equal(stack_start(&stack, &options), 0);
+    assert_int_equal(chmod(stack.dir, 0755), 0);
+    run_steps(&stack, "mine", 4242, 3);
+    run_steps(&stack, "theirs", 4243, 5);
+    expect_ops(&stack, "mine", 3); /* asking writes it as well */
+    expect_ops(&stack, "theirs", 5);
+
+    kill(stack.mokd, SIGKILL);
+    stack_stop(&stack);
+    assert_int_equal(stack_start(&stack, &options), 0);
+    assert_int_equal(chmod(stack.dir, 0755), 0);
+    run_steps(&stack, "mine", 4242, 4);
+    expect_ops(&stack, "mine", 7);
+    expect_ops(&stack, "theirs", 5);
+
+    cJSON *own = mokctl(&stack, 4242, "usage --by job");
+    const cJSON *row = find(cJSON_GetObjectItem(own, "usage"), "job", "mine");
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(own, "usage")), 1);
+    assert_true(number(row, "ops") == 7 && number(row, "uid") == 4242);
+    assert_true(number(row, "rows") == 7 * TOKENS * 2); /* each token's two slots reach an expert */
+    assert_true(number(row, "device_ns") > 0);
+    cJSON_Delete(own);
+    assert_int_equal(stack_stop(&stack), 0);
+    char command[128];
+    snprintf(command, sizeof(command), "rm -r %s", dir);
+    assert_int_equal(system(command), 0);
+}
+
+static int log_has(const struct stack *stack, const char *text)
+{
+    char line[1024];
+    int found = 0;
+    FILE *file = fopen(stack->log, "re");
+
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file))
+        found += strstr(line, text) != NULL;
+    fclose(file);
+    return found;
+}
+
+static void fill_disk(const char *path)
+{
+    static const char block[4096];
+    FILE *file = fopen(path, "we");
+
+    assert_non_null(file);
+    setbuf(file, NULL);
+    while (fwrite(block, 1, sizeof(block), file) == sizeof(block))
+        ;
+    fclose(file);
+}
+
+static void a_full_disk_costs_nobody_anything_and_what_was_counted_is_written_once_there_is_room(void **state)
+{
+    struct stack stack;
+    char daemon[128], filler[128], dir[] = "/tmp/mok-usage-XXXXXX";
+
+    (void)state;
+    assert_non_null(mkdtemp(dir));
+    if (mount("none", dir, "tmpfs", 0, "size=128k") < 0) { /* not root, or a container that may not */
+        rmdir(dir);
+        skip();
+    }
+    snprintf(daemon, sizeof(daemon), "state_dir = %s", dir);
+    snprintf(filler, sizeof(filler), "%s/filler", dir);
+    const struct stack_options options = { .devices = 1, .daemon = daemon };
+    assert_int_equal(stack_start(&stack, &options), 0);
+    run_steps(&stack, "before", getuid(), 1);
+    expect_ops(&stack, "before", 1);
+    fill_disk(filler);
+    run_steps(&stack, "meanwhile", getuid(), 6);
+    expect_ops(&stack, "meanwhile", 6); /* counted, though it cannot be written */
+    run_steps(&stack, "meanwhile", getuid(), 1);
+    expect_ops(&stack, "meanwhile", 7);
+    assert_int_equal(log_has(&stack, "usage: cannot be written, is kept in memory and tried again"), 1);
+    assert_int_equal(unlink(filler), 0);
+    expect_ops(&stack, "before", 1);
+    assert_int_equal(log_has(&stack, "usage: is written again"), 1);
+    kill(stack.mokd, SIGKILL);
+    stack_stop(&stack);
+    assert_int_equal(stack_start(&stack, &options), 0);
+    expect_ops(&stack, "meanwhile", 7);
+    assert_int_equal(stack_stop(&stack), 0);
+    assert_int_equal(umount(dir), 0);
+    assert_int_equal(rmdir(dir), 0);
+}
+
+/* ------------------------------------------------------------------ draining */
+
+static void mokctl_drain_waits_until_what_runs_has_ended(void **state)
+{
+    struct stack stack;
+    struct workload_rank rank;
+    mok_session_options options = { .size = sizeof(options) };
+    mok_session *session;
+    mok_ticket ticket;
+
+    (void)state;
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 2 }), 0);
+    open_rank(&rank, &base, &stack, "running", 0, getuid());
+    cJSON *root = mokctl(&stack, getuid(), "drain host0");
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(find(root, "name", "host0"), "state")), "draining");
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(find(root, "name", "host1"), "state")), "open");
+    cJSON_Delete(root);
+    assert_int_equal(workload_forward(&rank, &ticket), 0);
+    assert_int_equal(mok_wait(rank.session, ticket, -1, NULL), 0);
+
+    options.socket_path = stack.socket;
+    assert_int_equal(mok_session_open(&options, &session), 0);
+    assert_int_equal(mok_nop(session, 0, &ticket), -MOK_EDRAIN);
+    assert_non_null(strstr(mok_last_error(), "host0 is being drained"));
+    assert_int_equal(mok_nop(session, 1, &ticket), 0);
+    mok_session_close(session);
+
+    pid_t waiter = fork();
+    assert_true(waiter >= 0);
+    if (waiter == 0) {
+        execl(stack_program("client/mokctl"), "mokctl", "--socket", stack.socket, "--json", "drain", "0", "--wait",
+              (char *)NULL);
+        _exit(127);
+    }
+    sleep_ms(300);
+    int status;
+    assert_int_equal(waitpid(waiter, &status, WNOHANG), 0); /* the job is still there */
+    workload_close(&rank);
+    assert_int_equal(waitpid(waiter, &status, 0), waiter);
+    assert_int_equal(status, 0);
+    assert_int_equal(log_has(&stack, "device: drained device=host0"), 1);
+    cJSON_Delete(mokctl(&stack, getuid(), "undrain --node"));
+    open_rank(&rank, &base, &stack, "again", 0, getuid());
+    workload_close(&rank);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_busy_sessions_of_one_user_share_the_device_time_two_to_one_by_their_weights),
+        cmocka_unit_test(two_busy_users_share_the_device_time_two_to_one_by_the_weights_of_the_configuration),
+        cmocka_unit_test(usage_is_there_after_a_crash_and_everyone_sees_his_own),
+        cmocka_unit_test(a_full_disk_costs_nobody_anything_and_what_was_counted_is_written_once_there_is_room),
+        cmocka_unit_test(mokctl_drain_waits_until_what_runs_has_ended),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

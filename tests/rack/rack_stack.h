@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Several real mokds that are the nodes of one rack, on addresses of 127.0.0.0/8 that no other test has. Each has its
+ * own directory and socket, and host devices.
+ */
+#ifndef RACK_STACK_H
+#define RACK_STACK_H
+
+#include "stack.h"
+
+#define RACK_STACK_MAX 6u
+
+struct rack_stack_options {
+    unsigned nodes;
+    unsigned devices; /* of each node; 0: 1 */
+    unsigned heartbeat_ms, timeout_ms; /* 0: 100 and 1000 */
+    unsigned chaos_delay_us;
+    const char *extra; /* more configuration, of all nodes; may be NULL */
+};
+
+struct rack_stack {
+    char dir[64]; /* of keys */
+    unsigned nodes, timeout_ms;
+    struct rack_stack_options options;
+    char inventory[RACK_STACK_MAX * 256];
+    struct stack node[RACK_STACK_MAX];
+};
+
+/* All nodes are there, and hold each other for up. 0, or -1 after printing why. */
+int rack_stack_start(struct rack_stack *rack, const struct rack_stack_options *options);
+/* Starts a node again that was killed. */
+int rack_stack_boot(struct rack_stack *rack, unsigned node);
+/* SIGKILL, to mokd and thereby its workers. */
+void rack_stack_kill(struct rack_stack *rack, unsigned node);
+/* Waits until node `of` says that `count` other nodes are up; 0, or -1. */
+int rack_stack_await(struct rack_stack *rack, unsigned of, unsigned count);
+/* 0 when all that still live ended in order. */
+int rack_stack_stop(struct rack_stack *rack);
+
+#endif

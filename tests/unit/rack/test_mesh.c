@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Meshes of real sockets in one process: who finds whom, what arrives, what ends a link. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "rack_net.h"
+
+#define SMALL 50000u /* commands each way; tests/bench does a million */
+
+static struct rack_net net;
+
+static int open_two(void **state)
+{
+    (void)state;
+    rack_net_open(&net, 2);
+    return 0;
+}
+
+static int open_three(void **state)
+{
+    (void)state;
+    rack_net_open(&net, 3);
+    return 0;
+}
+
+static int close_net(void **state)
+{
+    (void)state;
+    rack_net_close(&net);
+    return 0;
+}
+
+static void three_nodes_find_each_other(void **state)
+{
+    (void)state;
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "three nodes do not find each other");
+    struct rack_node_info info = rack_net_info(&net, 0, 1);
+    assert_memory_equal(info.boot_id, net.node[1].boot_id, RACK_BOOT_BYTES);
+    assert_string_equal(info.link_domain, "rack");
+    assert_int_equal(info.protocol, 1);
+    assert_true(info.inventory_agrees);
+    assert_true(rack_net_info(&net, 0, 0).self);
+    rack_net_turn_for(&net, 300);
+    info = rack_net_info(&net, 0, 1);
+    assert_true(info.rtt_ns > 0);
+    assert_in_range((uint64_t)(info.clock_offset_ns + 1000000000), 0, 2000000000);
+}
+
+/* ------------------------------------------------------------------ many small commands */
+
+static uint64_t sent[2];
+
+static bool push_both(struct rack_net *it)
+{
+    for (uint32_t from = 0; from < 2; from++)
+        while (sent[from] < SMALL && rack_net_ping(it, from, 1 - from, sent[from] + 1, 16, 0) == 0)
+            sent[from]++;
+    return it->node[0].messages == SMALL && it->node[1].messages == SMALL;
+}
+
+static void many_small_commands_arrive_both_ways_in_order(void **state)
+{
+    (void)state;
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "not up");
+    sent[0] = sent[1] = 0;
+    rack_net_until(&net, push_both, "the commands stall");
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_false(net.node[i].out_of_order);
+        assert_int_equal(net.node[i].losses, 0);
+        assert_true(net.node[i].drains > 0); /* the queue was full now and then */
+    }
+}
+
+static bool first_has_four(struct rack_net *it)
+{
+    return it->node[1].messages >= 4;
+}
+
+static void the_largest_command_arrives_and_a_larger_one_is_refused(void **state)
+{
+    (void)state;
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "not up");
+    for (uint64_t i = 1; i <= 4; i++)
+        assert_int_equal(rack_net_ping(&net, 0, 1, i, RACK_MAX_PAYLOAD - 16, 0), 0);
+    assert_int_equal(rack_net_ping(&net, 0, 1, 5, 65536, 0), -MOK_ESIZE);
+    rack_net_until(&net, first_has_four, "large commands do not arrive");
+    assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_UP);
+}
+
+static bool own_has_two(struct rack_net *it)
+{
+    return it->node[0].messages == 2;
+}
+
+static void a_node_can_send_to_itself(void **state)
+{
+    (void)state;
+    rack_net_start(&net, 0);
+    assert_int_equal(rack_net_ping(&net, 0, 0, 1, 3, 100), 0);
+    assert_int_equal(rack_net_ping(&net, 0, 0, 2, 3, 100), 0);
+    assert_int_equal(net.node[0].messages, 0); /* never before the loop has turned */
+    rack_net_until(&net, own_has_two, "nothing comes back");
+    assert_false(net.node[0].out_of_order);
+}
+
+static void sending_to_who_is_not_up_is_refused(void **state)
+{
+    (void)state;
+    rack_net_start(&net, 0);
+    assert_int_equal(rack_net_ping(&net, 0, 1, 1, 3, 0), -MOK_EPEER);
+}
+
+/* ------------------------------------------------------------------ restarts, reloads */
+
+static bool zero_has_lost_one(struct rack_net *it)
+{
+    return it->node[0].losses > 0;
+}
+
+static bool zero_has_risen_twice(struct rack_net *it)
+{
+    return it->node[0].ups == 2 && rack_net_all_up(it);
+}
+
+static void a_restarted_peer_is_lost_first_and_has_a_new_boot_id(void **state)
+{
+    (void)state;
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "not up");
+    uint64_t epoch = rack_net_info(&net, 0, 1).epoch;
+    rack_net_stop(&net, 1);
+    rack_net_start(&net, 1);
+    rack_net_until(&net, zero_has_risen_twice, "the restarted node does not come back");
+    assert_int_equal(net.node[0].losses, 1);
+    assert_non_null(strstr(net.node[0].reason, "new boot id"));
+    assert_memory_equal(rack_net_info(&net, 0, 1).boot_id, net.node[1].boot_id, RACK_BOOT_BYTES);
+    assert_true(rack_net_info(&net, 0, 1).epoch > epoch);
+}
+
+static void a_silent_peer_is_suspected_then_lost(void **state)
+{
+    (void)state;
+    net.timeout_ms = 500;
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "not up");
+    rack_net_stop(&net, 1);
+    rack_net_until(&net, zero_has_lost_one, "a silent node is not noticed");
+    assert_true(net.node[0].suspicions > 0);
+    assert_non_null(strstr(net.node[0].reason, "not heard for"));
+    assert_int_equal(rack_net_ping(&net, 0, 1, 1, 3, 0), -MOK_EPEER);
+}
+
+static bool zero_and_one_are_up(struct rack_net *it)
+{
+    return rack_net_info(it, 0, 1).state == RACK_UP && rack_net_info(it, 1, 0).state == RACK_UP;
+}
+
+static bool zero_and_two_are_up(struct rack_net *it)
+{
+    return rack_net_info(it, 0, 2).state == RACK_UP && rack_net_info(it, 2, 0).state == RACK_UP;
+}
+
+static void a_reload_adds_and_removes_nodes(void **state)
+{
+    char text[RACK_MAX_TEXT];
+
+    (void)state;
+    net.node[0].config.n_nodes = net.node[1].config.n_nodes = 2;
+    rack_net_start_all(&net);
+    rack_net_until(&net, zero_and_one_are_up, "not up");
+    uint32_t index;
+    assert_int_equal(rack_find(net.node[0].rack, "n2", &index), -MOK_ENOENT);
+    assert_false(rack_net_info(&net, 2, 0).state == RACK_UP);
+
+    net.node[0].config.n_nodes = 3;
+    assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
+    assert_int_equal(net.node[0].added, 1);
+    rack_net_until(&net, zero_and_two_are_up, "the new node does not come up");
+    assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_UP);
+    assert_false(rack_net_info(&net, 0, 1).inventory_agrees);
+
+    net.node[0].inventory[1] = net.node[0].inventory[2]; /* n1 goes */
+    net.node[0].config.n_nodes = 2;
+    assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
+    assert_int_equal(net.node[0].removed, 1);
+    assert_int_equal(net.node[0].losses, 1);
+    assert_non_null(strstr(net.node[0].reason, "removed"));
+    assert_int_equal(rack_net_info(&net, 0, 2).state, RACK_UP);
+    assert_int_equal(rack_net_ping(&net, 0, 2, 1, 3, 0), 0);
+}
+
+static void what_a_removed_node_sends_is_dropped_unread(void **state)
+{
+    char text[RACK_MAX_TEXT];
+    struct rack_totals totals;
+
+    (void)state;
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "not up");
+    net.node[0].config.n_nodes = 1;
+    assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
+    for (uint64_t i = 1; i <= 10; i++)
+        rack_net_ping(&net, 1, 0, i, 3, 0);
+    rack_net_turn_for(&net, 500);
+    rack_totals(net.node[0].rack, &totals);
+    assert_int_equal(net.node[0].messages, 0);
+    assert_true(totals.unknown > 0);
+}
+
+/* ------------------------------------------------------------------ who gets in */
+
+static bool zero_has_refused(struct rack_net *it)
+{
+    struct rack_totals totals;
+
+    rack_totals(it->node[0].rack, &totals);
+    return totals.refused > 0;
+}
+
+static bool one_says_so(struct rack_net *it)
+{
+    return strstr(rack_net_info(it, 1, 0).error, "refuses the key") != NULL;
+}
+
+static void a_key_that_is_not_in_the_inventory_is_refused_and_says_so(void **state)
+{
+    (void)state;
+    net.node[0].config.n_nodes = 1;
+    rack_net_start_all(&net);
+    rack_net_until(&net, zero_has_refused, "a strange key is let in");
+    rack_net_until(&net, one_says_so, "the stranger is not told");
+    assert_int_equal(net.node[0].messages, 0);
+}
+
+static void a_refused_node_comes_in_once_it_is_in_the_inventory(void **state)
+{
+    char text[RACK_MAX_TEXT];
+
+    (void)state;
+    net.node[0].config.n_nodes = 1;
+    rack_net_start_all(&net);
+    rack_net_until(&net, zero_has_refused, "a strange key is let in");
+    net.node[0].config.n_nodes = 2;
+    assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
+    rack_net_until(&net, rack_net_all_up, "the node does not come in");
+}
+
+static bool zero_sees_the_lie(struct rack_net *it)
+{
+    return strstr(rack_net_info(it, 0, 1).error, "says it is node n2") != NULL;
+}
+
+static void a_node_that_claims_anothers_name_is_refused(void **state)
+{
+    (void)state;
+    struct rack_net_node *liar = &net.node[1];
+    struct rack_node_config swap = liar->inventory[1]; /* its own key and address, under the name n2 */
+    liar->inventory[1] = liar->inventory[2];
+    liar->inventory[2] = swap;
+    strcpy(liar->inventory[1].name, "n1");
+    strcpy(liar->inventory[2].name, "n2");
+    strcpy(liar->config.node, "n2");
+    rack_net_start(&net, 0);
+    rack_net_start(&net, 1);
+    rack_net_until(&net, zero_sees_the_lie, "the lie is not noticed");
+    rack_net_turn_for(&net, 200);
+    assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_UNKNOWN);
+    assert_int_equal(rack_net_info(&net, 0, 2).state, RACK_UNKNOWN);
+}
+
+/* ------------------------------------------------------------------ versions */
+
+static void neighbouring_versions_speak_the_newest_that_both_know(void **state)
+{
+    (void)state;
+    net.node[0].config.versions = (struct rack_versions){ 1, 2 };
+    net.node[1].config.versions = (struct rack_versions){ 2, 3 };
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "neighbours do not speak");
+    assert_int_equal(rack_net_info(&net, 0, 1).protocol, 2);
+    assert_int_equal(rack_net_info(&net, 1, 0).protocol, 2);
+}
+
+static bool both_say_versions(struct rack_net *it)
+{
+    return strstr(rack_net_info(it, 0, 1).error, "speaks protocol 3..4, this mokd 1..2") &&
+           strstr(rack_net_info(it, 1, 0).error, "speaks protocol 1..2, this mokd 3..4");
+}
+
+static void versions_that_do_not_fit_are_named(void **state)
+{
+    (void)state;
+    net.node[0].config.versions = (struct rack_versions){ 1, 2 };
+    net.node[1].config.versions = (struct rack_versions){ 3, 4 };
+    rack_net_start_all(&net);
+    rack_net_until(&net, both_say_versions, "the versions are not named");
+    assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_UNKNOWN);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(three_nodes_find_each_other, open_three, close_net),
+        cmocka_unit_test_setup_teardown(many_small_commands_arrive_both_ways_in_order, open_two, close_net),
+        cmocka_unit_test_setup_teardown(the_largest_command_arrives_and_a_larger_one_is_refused, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_node_can_send_to_itself, open_two, close_net),
+        cmocka_unit_test_setup_teardown(sending_to_who_is_not_up_is_refused, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_restarted_peer_is_lost_first_and_has_a_new_boot_id, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_silent_peer_is_suspected_then_lost, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_reload_adds_and_removes_nodes, open_three, close_net),
+        cmocka_unit_test_setup_teardown(what_a_removed_node_sends_is_dropped_unread, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_key_that_is_not_in_the_inventory_is_refused_and_says_so, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_refused_node_comes_in_once_it_is_in_the_inventory, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_node_that_claims_anothers_name_is_refused, open_three, close_net),
+        cmocka_unit_test_setup_teardown(neighbouring_versions_speak_the_newest_that_both_know, open_two, close_net),
+        cmocka_unit_test_setup_teardown(versions_that_do_not_fit_are_named, open_two, close_net),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
