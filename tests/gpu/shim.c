@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../../kernels/cuda/engine.h"
+#include "../../kernels/plan_backend.h"
 
 #define SHIM __attribute__((visibility("default")))
 
@@ -59,7 +60,7 @@ static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
                                 .shared_intermediate = (uint32_t)spec[7],
                                 .clamp = clamp,
                                 .minibatch_rows = (uint32_t)spec[9] };
-    s.ring_bytes = spec[8] * 2 * (s.intermediate + (s.ep > 1 ? s.hidden : 0));
+    s.ring_bytes = spec[8] * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = s });
     return mok_plan_make(&s, &device, ret, NULL, 0, &message);
 }
 
