@@ -143,7 +143,6 @@ struct backward_loader : loader_base {
             uint32_t full = begin(gate_stages - q, stages, 2 * MOK_A_BYTES);
             rows_tile(&s.a[ring], a_at(), full, x + 64 * q, row);
             rows_tile(&s.b[ring], b_at(), full, x + 64 * q, row);
-            mbar_arrive(full, MOK_GATHER_WARPS); /* in the place of the gather warps, who only follow */
         }
     }
 
@@ -163,7 +162,6 @@ struct backward_loader : loader_base {
             uint32_t full = begin(stages - k, stages, MOK_A_BYTES + MOK_B_BYTES);
             columns_tile(t.single, up ? &s.up : &s.gate, full, x, inner, t.expert);
             rows_tile(up ? &s.d_b : &s.d_a, a_at(), full, inner, row);
-            mbar_arrive(full, MOK_GATHER_WARPS);
         }
     }
 
@@ -181,7 +179,6 @@ struct backward_loader : loader_base {
                     tma_load_3d(dst + i * box_bytes, map, full, inter + i / 2 * 32, hidden + i % 2 * 64, e);
                 else
                     tma_load_3d(dst + i * box_bytes, map, full, hidden + i * 32, inter, e);
-            mbar_arrive(full, MOK_GATHER_WARPS);
         }
     }
 
@@ -294,12 +291,12 @@ __device__ void gather(const mok_cuda_backward_args &p, const block_view &b, uin
         } else if (t.type == MOK_TASK_D_HIDDEN) {
             gather_wait(all, b, t, v);
             gather_tile(all, b, t, p.row_g, p.g_ring, pipe, thread, lane);
-            gather_follow(b, pipe, gate_stages);
+            gather_follow(b, pipe, gate_stages, lane);
         } else if (t.type == MOK_TASK_D_INPUT) {
-            gather_follow(b, pipe, 2 * p.set[t.shared].k_blocks);
+            gather_follow(b, pipe, 2 * p.set[t.shared].k_blocks, lane);
         } else if (t.type == MOK_TASK_WGRAD) {
             wgrad_task w = decode_wgrad(p, v);
-            gather_follow(b, pipe, w.stored ? stored_stages : 0);
+            gather_follow(b, pipe, w.stored ? stored_stages : 0, lane);
             gather_run(p, b, w, pipe, thread, lane, v);
         }
     }
@@ -470,8 +467,8 @@ struct backward_consumer : consumer_base {
                 store_columns(b_tile, static_cast<uint8_t *>(s.d_b_rows) + base, stride, bytes);
                 store_columns(b_tile + MOK_A_BYTES, static_cast<uint8_t *>(s.h_rows) + base, stride, bytes);
                 fence_async_shared(); /* the next bytes come by another road */
-                __syncwarp();
             }
+            __syncwarp();
             release(stage);
         }
 #pragma unroll

@@ -46,7 +46,6 @@ struct forward_loader : loader_base {
                                       e, 3);
             }
             tma_load_2d(b.smem + a_offset + stage * MOK_A_BYTES, &s.h_map, full, x, row);
-            mbar_arrive(full, MOK_GATHER_WARPS); /* in the place of the gather warps, who only follow */
         }
     }
 };
@@ -90,7 +89,7 @@ __device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_
             gather_wait(p.common, b, t, v);
             gather_tile(p.common, b, t, p.common.row_src, p.common.x_ring[t.macrobatch > 0], pipe, thread, lane);
         } else if (t.type == MOK_TASK_DOWN) {
-            gather_follow(b, pipe, p.set[t.shared].k_blocks);
+            gather_follow(b, pipe, p.set[t.shared].k_blocks, lane);
         }
     }
 }

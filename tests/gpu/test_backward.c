@@ -20,12 +20,15 @@
 #ifndef REPEATS
 #define REPEATS 1000
 #endif
+#ifndef TOKENS
+#define TOKENS 400 /* of the larger problem */
+#endif
 #define GRADIENTS (CHECK_ALL & ~(1u << RESULT_OUT))
 
 static struct vector_set set;
 static const char *filter = "";
 
-/* Forward, then backward `times`; the group stays open. */
+/* A forward and a backward; the group stays open. */
 static void run(struct device_group *g, const struct problem *p, const struct device_options *options,
                 const uint32_t *tokens, float start)
 {
@@ -82,7 +85,7 @@ static void larger_problem(struct problem *p, float clamp)
                                                .intermediate = 208,
                                                .experts = 8,
                                                .topk = 3,
-                                               .tokens = 400,
+                                               .tokens = TOKENS,
                                                .shared_intermediate = 80,
                                                .clamp = clamp,
                                                .routing = ROUTE_ZIPF,
@@ -274,11 +277,11 @@ static void a_context_that_lies_is_refused(void **state)
         poke(&group, offsetof(struct mok_context_header, mode), MOK_CONTEXT_RECOMPUTE);
         assert_int_equal(prepare_backward(&group, phases[i]).argument, MOK_ARG_CONTEXT_MODE);
         device_forward(&group);
-        poke(&group, group.plan[0].ctx_ids + 4 * (200 * p.topk + 1), p.experts);
+        poke(&group, group.plan[0].ctx_ids + 4 * (100 * p.topk + 1), p.experts);
         result = prepare_backward(&group, phases[i]);
         assert_int_equal(result.status, -MOK_EEXPERT);
         assert_int_equal(result.argument, MOK_ARG_CONTEXT);
-        assert_int_equal(result.bad_token, 200);
+        assert_int_equal(result.bad_token, 100);
         assert_int_equal(result.bad_slot, 1);
     }
     device_forward(&group);
