@@ -20,7 +20,10 @@ static const struct mokctl_command commands[] = {
     { "quota", MOKCTL_NEEDS_MOKD, "user all", NULL, mokctl_quota },
     { "usage", MOKCTL_NEEDS_MOKD, "since by", NULL, mokctl_usage_of_jobs },
     { "drain", MOKCTL_NEEDS_MOKD, "node wait", "DEVICE", mokctl_drain },
+    { "top", MOKCTL_NEEDS_MOKD, "once interval", NULL, mokctl_top },
     { "undrain", MOKCTL_NEEDS_MOKD, "node", "DEVICE", mokctl_undrain },
+    { "doctor", MOKCTL_NEEDS_NOTHING, "config", NULL, mokctl_doctor },
+    { "bundle", MOKCTL_NEEDS_NOTHING, "out config", NULL, mokctl_bundle },
 };
 
 enum {
@@ -32,6 +35,9 @@ enum {
     OPTION_ALL,
     OPTION_NODE,
     OPTION_WAIT,
+    OPTION_ONCE,
+    OPTION_INTERVAL,
+    OPTION_SECONDS,
     OPTION_JSON,
     OPTION_SOCKET,
     OPTION_HELP
@@ -42,6 +48,8 @@ static const struct option options[] = {
     { "by", required_argument, NULL, OPTION_BY },         { "out", required_argument, NULL, OPTION_OUT },
     { "config", required_argument, NULL, OPTION_CONFIG }, { "all", no_argument, NULL, OPTION_ALL },
     { "node", no_argument, NULL, OPTION_NODE },           { "wait", no_argument, NULL, OPTION_WAIT },
+    { "once", no_argument, NULL, OPTION_ONCE },           { "interval", required_argument, NULL, OPTION_INTERVAL },
+    { "seconds", required_argument, NULL, OPTION_SECONDS },
     { "json", no_argument, NULL, OPTION_JSON },           { "socket", required_argument, NULL, OPTION_SOCKET },
     { "help", no_argument, NULL, OPTION_HELP },           { NULL, 0, NULL, 0 },
 };
@@ -101,6 +109,15 @@ static void take_option(int option, const char *value, struct mokctl_line *ret)
     case OPTION_WAIT:
         ret->wait = true;
         return;
+    case OPTION_ONCE:
+        ret->once = true;
+        return;
+    case OPTION_INTERVAL:
+        ret->interval = value;
+        return;
+    case OPTION_SECONDS:
+        ret->seconds = value;
+        return;
     case OPTION_JSON:
         ret->json = true;
         return;
@@ -134,6 +151,19 @@ static int parse(const struct mokctl_command *command, int argc, char **argv, st
                 command->argument ? "one argument" : "no arguments", argv[first]);
         return -1;
     }
+    return 0;
+}
+
+int mokctl_whole_number(const char *option, const char *text, unsigned most, unsigned *ret)
+{
+    char *end;
+    unsigned long value = strtoul(text, &end, 10);
+
+    if (text[0] < '0' || text[0] > '9' || *end || value < 1 || value > most) {
+        fprintf(stderr, "mokctl: --%s %s: must be a whole number in 1..%u\n", option, text, most);
+        return -1;
+    }
+    *ret = (unsigned)value;
     return 0;
 }
 

@@ -19,8 +19,8 @@ enum exit_code { EXIT_OK = 0, EXIT_REFUSED = 1, EXIT_USAGE = 2, EXIT_UNREACHABLE
 /* A command line; what was not given is NULL or false. */
 struct mokctl_line {
     const char *socket, *argument;
-    const char *user, *since, *by, *out, *config;
-    bool json, help, all, node, wait;
+    const char *user, *since, *by, *out, *config, *interval, *seconds;
+    bool json, help, all, node, wait, once;
     struct control *control; /* of commands that need mokd */
 };
 
@@ -53,6 +53,9 @@ void mokctl_json_number(cJSON *object, const char *name, uint64_t value);
 /* Prints and frees. 0, or -MOK_ENOMEM with the sentence. */
 int mokctl_json_print(cJSON *root);
 
+/* An option's number in 1..most; -1 after saying what is wrong. */
+int mokctl_whole_number(const char *option, const char *text, unsigned most, unsigned *ret);
+
 /* The commands. */
 int mokctl_quota(struct mokctl_line *line);
 int mokctl_usage_of_jobs(struct mokctl_line *line);
@@ -60,5 +63,6 @@ int mokctl_drain(struct mokctl_line *line);
 int mokctl_undrain(struct mokctl_line *line);
 int mokctl_doctor(struct mokctl_line *line);
 int mokctl_bundle(struct mokctl_line *line);
+int mokctl_top(struct mokctl_line *line);
 
 #endif

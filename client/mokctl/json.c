@@ -194,7 +194,7 @@ static int print(cJSON *root)
     return text ? 0 : -1;
 }
 
-int mokctl_print_json(enum mokctl_part part, const Mok__StatusReply *status)
+cJSON *mokctl_status_json(enum mokctl_part part, const Mok__StatusReply *status)
 {
     cJSON *root = cJSON_CreateObject();
 
@@ -214,7 +214,12 @@ int mokctl_print_json(enum mokctl_part part, const Mok__StatusReply *status)
     if (part == MOKCTL_STATUS || part == MOKCTL_LAYERS)
         add_layers(root, status);
     add_number(root, "omitted", status->omitted);
-    return print(root);
+    return root;
+}
+
+int mokctl_print_json(enum mokctl_part part, const Mok__StatusReply *status)
+{
+    return print(mokctl_status_json(part, status));
 }
 
 /* ------------------------------------------------------------------ plans */

@@ -41,6 +41,7 @@ extern const char mokctl_usage[];
 /* Print to stdout. 0; -1: no memory. */
 int mokctl_print_table(enum mokctl_part part, const Mok__StatusReply *status);
 int mokctl_print_json(enum mokctl_part part, const Mok__StatusReply *status);
+struct cJSON *mokctl_status_json(enum mokctl_part part, const Mok__StatusReply *status);
 int mokctl_print_version_json(const char *client, const char *daemon, unsigned protocol);
 /* `plan` has "what = value (reason)" lines; `memory` NULL: only those. */
 int mokctl_print_plan_json(const char *plan, const Mok__LayerMemory *memory);

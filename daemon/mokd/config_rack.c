@@ -56,7 +56,7 @@ enum section config_begin_node(struct parser *parser, const char *name)
 void config_set_rack(struct parser *parser, const struct key *key, void *base, const char *text)
 {
     void *field = config_field(base, key);
-    bool ipv6;
+    struct rack_address address;
 
     switch (key->kind) {
     case VALUE_RACK_NAME:
@@ -67,7 +67,7 @@ void config_set_rack(struct parser *parser, const struct key *key, void *base, c
                             parser->section_text, key->name, text, MOK_MAX_NAME);
         return;
     case VALUE_RACK_ADDRESS:
-        if (rack_address_check(text, &ipv6) == 0)
+        if (rack_address_parse(text, &address) == 0)
             memcpy(field, text, strlen(text) + 1);
         else
             config_complain(
@@ -97,7 +97,6 @@ static void check_node(struct parser *parser, struct rack_node_config *node)
 void config_check_rack(struct parser *parser)
 {
     struct mokd_config *config = parser->config;
-    unsigned errors = parser->errors;
     char text[RACK_MAX_TEXT];
 
     if (!parser->seen_rack) {
@@ -105,12 +104,14 @@ void config_check_rack(struct parser *parser)
             config_complain(parser, "[node %s]: has no meaning without [rack]", config->nodes[0].name);
         return;
     }
+    if (parser->errors > 0)
+        return; /* what seems to be missing may be there, with an error in it */
     if (!config->rack.node[0])
         config_complain(parser, "[rack] node: missing, this node's name");
     if (!config->rack.key[0])
         config_complain(parser, "[rack] key: missing, the file of this node's secret key");
     for (size_t i = 0; i < config->rack.n_nodes; i++)
         check_node(parser, &config->nodes[i]);
-    if (parser->errors == errors && rack_config_check(&config->rack, text) < 0)
+    if (parser->errors == 0 && rack_config_check(&config->rack, text) < 0)
         config_complain(parser, "%s", text);
 }

@@ -651,14 +651,16 @@ void mokd_rack_prepared(struct mokd_group *group, uint64_t index, const struct g
     group_node_prepared(&group->server->rack_groups->node, group->id, index, error, mokd_rack_now_ms());
 }
 
-/* "rank 1 left" becomes "rank 1 (node b) left". */
+/* "rank 1 left" becomes "rank 1 (node b) left"; what names the node already stays. */
 static void with_node(const struct mokd_group *group, uint32_t rank, const char *text, char *ret, size_t size)
 {
     char prefix[32];
     const char *node = mokd_span_node(group, rank);
     int length = snprintf(prefix, sizeof(prefix), "rank %u", rank);
 
-    if (strncmp(text, prefix, (size_t)length) == 0)
+    if (strstr(text, "node "))
+        snprintf(ret, size, "%.400s", text);
+    else if (strncmp(text, prefix, (size_t)length) == 0)
         snprintf(ret, size, "rank %u (node %s)%.300s", rank, node, text + length);
     else
         snprintf(ret, size, "rank %u (node %s): %.300s", rank, node, text);

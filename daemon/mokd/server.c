@@ -17,6 +17,7 @@
 #include "inherited.h"
 #include "layer.h"
 #include "listener.h"
+#include "mps.h"
 #include "names.h"
 #include "rack_groups.h"
 #include "rack_node.h"
@@ -80,6 +81,8 @@ static void close_handles(struct mokd_server *server)
     mokd_timer_cancel(&server->stop_deadline);
     mokd_rack_groups_stop(server);
     mokd_rack_stop(server);
+    mokd_mps_close(server->mps);
+    server->mps = NULL;
     mokd_service_close(server->service);
     server->service = NULL;
     for (size_t i = 0; i < server->n_devices; i++)
@@ -342,6 +345,8 @@ static int start(struct mokd_server *server)
         r = mokd_rack_groups_start(server, &error);
     if (r == 0)
         r = make_devices(server, worker, &error);
+    if (r == 0)
+        r = mokd_mps_start(server, &server->mps, &error);
     if (r == 0) {
         mokd_state_restore(server);
         for (size_t i = 0; i < server->n_devices; i++)

@@ -31,6 +31,7 @@ struct mokd_group;
 struct mokd_http;
 struct mokd_inherited;
 struct mokd_listener;
+struct mokd_mps;
 struct mokd_service;
 struct mokd_session;
 struct mokd_state;
@@ -52,6 +53,7 @@ struct mokd_server {
     const struct mokd_options *options;
     struct mokd_listener *listener, *admin_listener;
     struct mokd_service *service;
+    struct mokd_mps *mps; /* NULL: none of our own */
     struct mokd_device **devices; /* [n_devices], by index */
     size_t n_devices;
     struct mokd_session_list sessions; /* every connection, also those that are closing */

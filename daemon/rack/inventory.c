@@ -9,31 +9,31 @@
 #include "names.h"
 #include "util.h"
 
-static int port_check(const char *text)
+static bool parse_port(const char *text, uint16_t *ret)
 {
     char *end;
 
     if (!isdigit((unsigned char)*text))
-        return -MOK_EARG;
+        return false;
     unsigned long port = strtoul(text, &end, 10);
-    return !*end && port > 0 && port <= 65535 ? 0 : -MOK_EARG;
+    *ret = (uint16_t)port;
+    return !*end && port > 0 && port <= 65535;
 }
 
-int rack_address_check(const char *text, bool *ret_ipv6)
+int rack_address_parse(const char *text, struct rack_address *ret)
 {
-    uint8_t number[sizeof(struct in6_addr)];
+    struct rack_address address = { .ipv6 = *text == '[' };
     char host[RACK_MAX_ADDRESS + 1];
-    bool ipv6 = *text == '[';
     const char *colon = strrchr(text, ':');
 
-    if (!colon || strlen(text) > RACK_MAX_ADDRESS || port_check(colon + 1) < 0)
+    if (!colon || strlen(text) > RACK_MAX_ADDRESS || !parse_port(colon + 1, &address.port))
         return -MOK_EARG;
-    if (ipv6 && (colon - text < 2 || colon[-1] != ']'))
+    if (address.ipv6 && (colon - text < 2 || colon[-1] != ']'))
         return -MOK_EARG;
-    snprintf(host, sizeof(host), "%.*s", (int)(colon - text - (ipv6 ? 2 : 0)), text + (ipv6 ? 1 : 0));
-    if (inet_pton(ipv6 ? AF_INET6 : AF_INET, host, number) != 1)
+    snprintf(host, sizeof(host), "%.*s", (int)(colon - text - (address.ipv6 ? 2 : 0)), text + (address.ipv6 ? 1 : 0));
+    if (inet_pton(address.ipv6 ? AF_INET6 : AF_INET, host, address.bytes) != 1)
         return -MOK_EARG;
-    *ret_ipv6 = ipv6;
+    *ret = address;
     return 0;
 }
 
@@ -48,13 +48,13 @@ const struct rack_node_config *rack_config_find(const struct rack_config *config
 static int check_node(const struct rack_config *config, size_t index, char *text)
 {
     const struct rack_node_config *node = &config->nodes[index];
-    bool ipv6;
+    struct rack_address address;
 
     if (!mok_name_is_valid(node->name)) {
         snprintf(text, RACK_MAX_TEXT, "[node]: a name has 1..%d of the characters A-Z a-z 0-9 . _ -", MOK_MAX_NAME);
         return -MOK_ENAME;
     }
-    if (rack_address_check(node->address, &ipv6) < 0) {
+    if (rack_address_parse(node->address, &address) < 0) {
         snprintf(text, RACK_MAX_TEXT, "[node %s] address = %.80s: must be NUMBERS:PORT or [NUMBERS]:PORT", node->name,
                  node->address);
         return -MOK_EARG;
@@ -94,9 +94,9 @@ static int check_intervals(const struct rack_config *config, char *text)
 
 int rack_config_check(const struct rack_config *config, char *text)
 {
-    bool ipv6;
+    struct rack_address address;
 
-    if (config->listen[0] && rack_address_check(config->listen, &ipv6) < 0) {
+    if (config->listen[0] && rack_address_parse(config->listen, &address) < 0) {
         snprintf(text, RACK_MAX_TEXT, "[rack] listen = %.80s: must be NUMBERS:PORT or [NUMBERS]:PORT", config->listen);
         return -MOK_EARG;
     }

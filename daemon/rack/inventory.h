@@ -10,8 +10,14 @@
 #define RACK_MAX_TIMEOUT_MS 600000u
 #define RACK_TIMEOUT_BEATS 3u /* a time-out has at least so many heartbeats */
 
+struct rack_address {
+    bool ipv6;
+    uint8_t bytes[16]; /* IPv4: the first four */
+    uint16_t port;
+};
+
 /* "192.0.2.1:7117" or "[2001:db8::1]:7117": numbers, since the mesh waits for no name server. -MOK_EARG. */
-int rack_address_check(const char *text, bool *ret_ipv6);
+int rack_address_parse(const char *text, struct rack_address *ret);
 
 /* 0, or -MOK_EARG, -MOK_ENAME, -MOK_ERANGE, -MOK_EEXIST with a sentence in `text` (RACK_MAX_TEXT bytes). */
 int rack_config_check(const struct rack_config *config, char *text);

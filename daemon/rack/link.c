@@ -264,6 +264,7 @@ int rack_link_start(const struct rack_link_config *config, void (*wake)(void *co
         return -MOK_ENOMEM;
     }
     link->config = *config;
+    link->gate = (struct rack_gate)RACK_GATE_INIT;
     link->wake = wake;
     link->cookie = cookie;
     pthread_mutex_init(&link->mutex, NULL);

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "gate.h"
 #include "link.h"
 #include "zap.h"
 
@@ -63,7 +64,6 @@ struct rack_load {
 struct rack_link {
     /* Set before the thread starts. */
     struct rack_link_config config;
-    char endpoint[RACK_MAX_ADDRESS + 8]; /* as bound */
     void (*wake)(void *cookie);
     void *cookie;
     void *context, *zap, *router, *router_monitor;
@@ -86,8 +86,9 @@ struct rack_link {
     struct rack_items arrived;                          /* to be moved to the inbox at the end of the turn */
     uint64_t refused, unknown;
     uint32_t inbound;
-    bool unbound; /* too many connections, or no descriptors: nobody is let in until listen_ns */
-    uint64_t listen_ns;
+    struct rack_gate gate;
+    uint64_t starved_ns; /* when there was no descriptor; 0: there are some */
+    uint64_t complained_ns;
 };
 
 void *rack_link_thread(void *argument);

@@ -18,7 +18,6 @@
 
 #define HANDSHAKE_MS 3000   /* a connection that is not authenticated by then is closed */
 #define SOCKET_MESSAGES 256 /* that a ZeroMQ socket keeps for, or of, a connection */
-#define BACKLOG 64
 #define RECONNECT_MS 100
 #define RECONNECT_MAX_MS 1000
 #define MIN_RETRY_MS 250u
@@ -87,7 +86,7 @@ static bool set_router(const struct rack_link *link, void *router)
     /* Libraries without the option are as good: our handler refuses other domains itself. */
     if (!set(router, ZMQ_ZAP_ENFORCE_DOMAIN, 1) && errno != EINVAL)
         return false;
-    return set_common(link, router) && set(router, ZMQ_CURVE_SERVER, 1) && set(router, ZMQ_BACKLOG, BACKLOG) &&
+    return set_common(link, router) && set(router, ZMQ_CURVE_SERVER, 1) &&
            zmq_setsockopt(router, ZMQ_CURVE_SECRETKEY, link->config.secret_key, RACK_KEY_BYTES) == 0 &&
            zmq_setsockopt(router, ZMQ_ZAP_DOMAIN, RACK_ZAP_DOMAIN, strlen(RACK_ZAP_DOMAIN)) == 0 &&
            zmq_setsockopt(router, ZMQ_MAXMSGSIZE, &max, sizeof(max)) == 0;
@@ -124,23 +123,6 @@ static void *open_monitor(struct rack_link *link, void *socket, const char *name
     return NULL;
 }
 
-static int bind_error(int error)
-{
-    switch (error) {
-    case EADDRINUSE:
-        return -MOK_EEXIST;
-    case EACCES:
-        return -MOK_EACCESS;
-    case EADDRNOTAVAIL:
-    case ENODEV:
-    case EINVAL:
-        return -MOK_EARG;
-    case EMFILE:
-        return -MOK_EFDS;
-    }
-    return -MOK_EIO;
-}
-
 static int no_socket(char *text)
 {
     int error = errno;
@@ -149,19 +131,21 @@ static int no_socket(char *text)
     return error == EMFILE ? -MOK_EFDS : -MOK_EIO;
 }
 
+/* libzmq listens on a socket of ours: then we can say who gets to it. */
 static int bind_router(struct rack_link *link, char *text)
 {
-    char wanted[RACK_MAX_ADDRESS + 8];
-    size_t size = sizeof(link->endpoint);
+    char endpoint[RACK_MAX_ADDRESS + 8];
+    int fd;
 
-    snprintf(wanted, sizeof(wanted), "tcp://%s", link->config.listen);
-    if (zmq_bind(link->router, wanted) < 0 ||
-        zmq_getsockopt(link->router, ZMQ_LAST_ENDPOINT, link->endpoint, &size) < 0) {
-        int error = errno;
-        snprintf(text, RACK_MAX_TEXT, "[rack] listen = %s: %s", link->config.listen, zmq_strerror(error));
-        return bind_error(error);
-    }
-    return 0;
+    int r = rack_gate_open(&link->gate, link->config.listen, &fd, text);
+    if (r < 0)
+        return r;
+    snprintf(endpoint, sizeof(endpoint), "tcp://%s", link->config.listen);
+    if (set(link->router, ZMQ_USE_FD, fd) && zmq_bind(link->router, endpoint) == 0)
+        return 0;
+    mok_close(fd);
+    snprintf(text, RACK_MAX_TEXT, "[rack] listen = %s: %s", link->config.listen, zmq_strerror(errno));
+    return -MOK_EIO;
 }
 
 static int check_descriptors(char *text)
@@ -221,6 +205,7 @@ void rack_sockets_close(struct rack_link *link)
     close_socket(&link->router);
     close_socket(&link->router_monitor);
     close_socket(&link->zap);
+    rack_gate_close(&link->gate);
     if (link->context)
         zmq_ctx_term(link->context);
     link->context = NULL;
@@ -350,28 +335,53 @@ const char *rack_connection_watch(struct rack_connection *connection, char *text
 
 /* ------------------------------------------------------------------ inbound connections */
 
-static void let_nobody_in(struct rack_link *link, uint64_t now_ns, const char *why)
+static void set_gate(struct rack_link *link, enum rack_gate_level level)
 {
-    static uint64_t complained_ns;
+    struct rack_address members[RACK_MAX_NODES];
+    size_t count = 0;
 
-    link->listen_ns = now_ns + PAUSE_NS;
-    if (link->unbound)
+    if (level == link->gate.level)
         return;
-    zmq_unbind(link->router, link->endpoint);
-    link->unbound = true;
-    if (complained_ns && now_ns - complained_ns < COMPLAIN_EVERY_NS)
+    for (size_t i = 0; i < RACK_MAX_NODES; i++)
+        if (link->connections[i].used && rack_address_parse(link->connections[i].endpoint + 6, &members[count]) == 0)
+            count++;
+    rack_gate_set(&link->gate, level, members, count);
+}
+
+static void complain(struct rack_link *link, uint64_t now_ns, const char *why)
+{
+    if (link->complained_ns && now_ns - link->complained_ns < COMPLAIN_EVERY_NS)
         return;
-    complained_ns = now_ns;
+    link->complained_ns = now_ns;
     mok_log(MOK_LOG_WARNING, "rack", "new connections are turned away", "reason=\"%s\" connections=%u", why,
             link->inbound);
 }
 
-static void let_in_again(struct rack_link *link, uint64_t now_ns)
+static void starve(struct rack_link *link, uint64_t now_ns)
 {
-    if (zmq_bind(link->router, link->endpoint) == 0)
-        link->unbound = false;
-    else /* the old listener goes in its own time */
-        link->listen_ns = now_ns + PAUSE_NS;
+    rack_gate_starve(&link->gate);
+    link->starved_ns = now_ns;
+    complain(link, now_ns, "no descriptor is left: raise LimitNOFILE of mokd");
+}
+
+/* Members alone from the bound on, nobody beyond it; everybody again below half of it. */
+static void mind_gate(struct rack_link *link, uint64_t now_ns)
+{
+    uint32_t bound = link->stats.max_connections;
+
+    if (link->starved_ns) {
+        if (now_ns - link->starved_ns < PAUSE_NS || !rack_gate_recover(&link->gate))
+            return;
+        link->starved_ns = 0;
+    }
+    if (link->inbound >= bound)
+        complain(link, now_ns, "too many at once; those without a key of the inventory go after 3 s");
+    if (link->inbound >= bound + bound / 4)
+        set_gate(link, RACK_GATE_CLOSED);
+    else if (link->inbound >= bound)
+        set_gate(link, RACK_GATE_MEMBERS);
+    else if (link->inbound < bound / 2)
+        set_gate(link, RACK_GATE_OPEN);
 }
 
 void rack_listener_watch(struct rack_link *link, uint64_t now_ns)
@@ -385,10 +395,7 @@ void rack_listener_watch(struct rack_link *link, uint64_t now_ns)
         else if (event == ZMQ_EVENT_DISCONNECTED && link->inbound > 0)
             link->inbound--;
         else if (event == ZMQ_EVENT_ACCEPT_FAILED)
-            let_nobody_in(link, now_ns, "no descriptor is left: raise LimitNOFILE of mokd");
+            starve(link, now_ns);
     }
-    if (link->inbound >= link->stats.max_connections)
-        let_nobody_in(link, now_ns, "too many at once; those without a key of the inventory go after 3 s");
-    else if (link->unbound && now_ns >= link->listen_ns)
-        let_in_again(link, now_ns);
+    mind_gate(link, now_ns);
 }

@@ -404,15 +404,15 @@ static int load_key(struct rack *rack, const struct rack_config *config, char *t
 static int start_link(struct rack *rack, const struct rack_config *config, char *text)
 {
     struct rack_link_config link = { .listen = rack->listen, .timeout_ms = config->timeout_ms };
-    bool ipv6;
+    struct rack_address address;
 
     if (!rack->listen[0])
         link.listen = rack_config_find(config, config->node)->address;
     for (size_t i = 0; i < config->n_nodes; i++)
-        if (rack_address_check(config->nodes[i].address, &ipv6) == 0)
-            link.ipv6 |= ipv6;
-    if (rack_address_check(link.listen, &ipv6) == 0)
-        link.ipv6 |= ipv6;
+        if (rack_address_parse(config->nodes[i].address, &address) == 0)
+            link.ipv6 |= address.ipv6;
+    if (rack_address_parse(link.listen, &address) == 0)
+        link.ipv6 |= address.ipv6;
     link.versions = rack->self.versions;
     memcpy(link.public_key, rack->key.public_key, RACK_KEY_BYTES);
     memcpy(link.secret_key, rack->key.secret_key, RACK_KEY_BYTES);

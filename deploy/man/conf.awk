@@ -39,11 +39,17 @@ BEGIN {
 /^;?[a-z_0-9]+ *=/ {
     sub(/^;/, "")
     # the next one without a comment of its own shares this one's
+    if (keyed && !told) {
+        print ".TQ\n" bold($0)
+        next
+    }
     print ".TP\n" bold($0)
-    if (keyed)
-        print "The same."
-    else
+    if (!keyed) {
+        told = n > 0
         paragraph()
+    } else if (told) {
+        print "The same."
+    }
     keyed = 1
     next
 }

@@ -92,7 +92,7 @@ struct consumer_base {
         deliver();
         for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
             mbar_wait(b.full(pipe.stage()), pipe.phase());
-            __syncwarp(); /* or a lane could miss the phase */
+            __syncwarp(); /* no lane is left behind by a round */
             release(pipe.stage());
         }
     }

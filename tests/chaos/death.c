@@ -91,7 +91,7 @@ static int survivor_code(const struct stack *stack, const char *group, struct ac
     return code;
 }
 
-static void peers_of_a_killed_client_get_epeer_in_every_phase(void **state)
+static void report_22_peers_of_a_killed_client_get_epeer_in_every_phase(void **state)
 {
     (void)state;
     static const struct {
@@ -264,7 +264,7 @@ static void sigterm_of_mokd_ends_waiting_clients_with_a_code(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(peers_of_a_killed_client_get_epeer_in_every_phase),
+        cmocka_unit_test(report_22_peers_of_a_killed_client_get_epeer_in_every_phase),
         cmocka_unit_test(jobs_that_come_and_go_beside_a_busy_one_are_answered),
         cmocka_unit_test(a_rank_killed_before_the_group_is_whole_can_be_replaced),
         cmocka_unit_test(a_killed_worker_fails_its_groups_with_a_code_and_comes_back),

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* 200 rounds of jobs that close properly, close early or are killed: nothing is left in mokd, workers or the system. */
+/*
+ * 200 rounds of jobs that close properly, close early or are killed, and a thousand clients killed wherever they are:
+ * nothing is left in mokd, workers or the system.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +10,10 @@
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "actor.h"
@@ -127,10 +133,110 @@ static void rounds_of_jobs_leave_nothing(void **state)
     assert_int_equal(stack_stop(&stack), 0);
 }
 
+/* ---------------------------------------------------------------- a thousand kills */
+
+#ifdef MOK_SANITIZED
+enum { KILLS = 100, AT_ONCE = 8 };
+#else
+enum { KILLS = 1000, AT_ONCE = 8 };
+#endif
+
+static const struct workload alone = { .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .ep = 1, .max_tokens = 32,
+                                      .context_mode = MOK_CONTEXT_NONE, .seed = 3, .forward_only = true };
+
+/* Gets as far as its number says, then is killed. */
+static void live_and_die(const struct stack *stack, int number)
+{
+    mok_session_options options = { .size = sizeof(options), .socket_path = stack->socket, .job = "victim" };
+    struct workload_rank rank;
+    mok_session *session;
+    mok_buffer *buffer;
+    mok_ticket ticket;
+    char group[32];
+
+    snprintf(group, sizeof(group), "victim%d", number);
+    if (number % 4 == 3) {
+        if (workload_open(&rank, &alone, 0, 32, 0, stack->socket, group, (uint32_t)number / 4 % 2) < 0 ||
+            workload_forward(&rank, &ticket) < 0)
+            _exit(1);
+        raise(SIGKILL);
+    }
+    if (mok_session_open(&options, &session) < 0)
+        _exit(2);
+    if (number % 4 >= 1 && mok_buffer_alloc_private(session, 0, 1 << 20, &buffer) < 0)
+        _exit(3);
+    if (number % 4 >= 2 && mok_nop(session, (uint32_t)number / 4 % 2, &ticket) < 0)
+        _exit(4);
+    raise(SIGKILL);
+}
+
+static void kill_many(const struct stack *stack, int count)
+{
+    int started = 0, ended = 0;
+
+    while (ended < count) {
+        for (; started < count && started - ended < AT_ONCE; started++) {
+            pid_t pid = fork();
+            assert_true(pid >= 0);
+            if (pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                live_and_die(stack, started);
+            }
+        }
+        int status;
+        assert_true(wait(&status) > 0);
+        if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
+            fail_msg("a victim ended by itself: status %#x", (unsigned)status);
+        ended++;
+    }
+}
+
+static int count_lines(const char *path)
+{
+    FILE *file = fopen(path, "re");
+    int lines = 0;
+
+    for (int c; file && (c = fgetc(file)) != EOF;)
+        lines += c == '\n';
+    if (file)
+        fclose(file);
+    return lines;
+}
+
+static void report_23_a_thousand_kills_leave_no_file_descriptor_or_page_behind(void **state)
+{
+    struct stack stack;
+
+    (void)state;
+    assert_int_equal(stack_start(&stack, NULL), 0);
+    kill_many(&stack, 3 * AT_ONCE);
+    struct census before = take_census(&stack);
+    int segments = count_lines("/proc/sysvipc/shm"), files = count_files(stack.dir);
+    kill_many(&stack, KILLS);
+    struct census after = take_census(&stack);
+    printf("mokd: %d -> %d descriptors, %ld -> %ld KB; workers: %d,%d -> %d,%d descriptors, %ld,%ld -> %ld,%ld KB\n",
+           before.mokd_fds, after.mokd_fds, before.mokd_kb, after.mokd_kb, before.worker_fds[0], before.worker_fds[1],
+           after.worker_fds[0], after.worker_fds[1], before.worker_kb[0], before.worker_kb[1], after.worker_kb[0],
+           after.worker_kb[1]);
+    assert_int_equal(after.bytes_used, 0);
+    assert_int_equal(after.mokd_fds, before.mokd_fds);
+    assert_true(after.mokd_kb < before.mokd_kb + 4096);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(after.worker_fds[i], before.worker_fds[i]);
+        assert_true(after.worker_kb[i] < before.worker_kb[i] + 4096);
+    }
+    /* Nothing of MoK's has a name in the first place. */
+    assert_int_equal(after.shm_files, before.shm_files);
+    assert_int_equal(count_lines("/proc/sysvipc/shm"), segments);
+    assert_int_equal(count_files(stack.dir), files);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rounds_of_jobs_leave_nothing),
+        cmocka_unit_test(report_23_a_thousand_kills_leave_no_file_descriptor_or_page_behind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

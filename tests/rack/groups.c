@@ -96,6 +96,212 @@ static void two_and_four_nodes_give_the_bits_of_one(void **state)
     }
 }
 
+/* ---------------------------------------------------------------- small conversations */
+
+struct seat {
+    mok_session *session;
+    mok_group *group;
+};
+
+static int sit(struct seat *seat, const char *socket)
+{
+    mok_session_options options = { .size = sizeof(options), .socket_path = socket, .job = "seat" };
+
+    *seat = (struct seat){ 0 };
+    return mok_session_open(&options, &seat->session);
+}
+
+struct joiner {
+    pthread_t thread;
+    struct seat *seat;
+    mok_group_options options;
+    int code;
+    char text[512];
+};
+
+static void *run_joiner(void *argument)
+{
+    struct joiner *j = argument;
+
+    j->code = mok_group_join(j->seat->session, &j->options, &j->seat->group);
+    snprintf(j->text, sizeof(j->text), "%s", j->code < 0 ? mok_last_error() : "");
+    return NULL;
+}
+
+static void begin_join(struct joiner *j, struct seat *seat, const char *group, uint32_t ranks, uint32_t rank,
+                       uint32_t device, uint64_t timeout_ms)
+{
+    *j = (struct joiner){ .seat = seat };
+    j->options = (mok_group_options){ .size = sizeof(j->options), .name = group, .ranks = ranks, .rank = rank,
+                                      .device = device, .timeout_ms = timeout_ms };
+    pthread_create(&j->thread, NULL, run_joiner, j);
+}
+
+static void end_join(struct joiner *j, int code, const char *part)
+{
+    pthread_join(j->thread, NULL);
+    if (j->code != code || !strstr(j->text, part))
+        fail_msg("rank %u got %d, \"%s\"; that is not %d, \"%s\"", j->options.rank, j->code, j->text, code, part);
+}
+
+/* Rank r on node r, device 0. */
+static void form(struct rack_stack *rack, struct seat *seats, uint32_t ranks, const char *group)
+{
+    struct joiner j[RACK_STACK_MAX];
+
+    for (uint32_t r = 0; r < ranks; r++) {
+        assert_int_equal(sit(&seats[r], rack->node[r].socket), 0);
+        begin_join(&j[r], &seats[r], group, ranks, r, 0, 30000);
+    }
+    for (uint32_t r = 0; r < ranks; r++)
+        end_join(&j[r], 0, "");
+}
+
+static void leave_all(struct seat *seats, uint32_t ranks)
+{
+    for (uint32_t r = 0; r < ranks; r++) {
+        mok_session_close(seats[r].session);
+        seats[r].session = NULL;
+    }
+}
+
+/* ---------------------------------------------------------------- those who do not go together */
+
+static void ranks_that_do_not_fit_are_refused_with_names_of_ranks_and_nodes(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct seat seats[3];
+    struct joiner j[3];
+
+    for (uint32_t r = 0; r < 3; r++)
+        assert_int_equal(sit(&seats[r], rack->node[r].socket), 0);
+    begin_join(&j[0], &seats[0], "misfit", 2, 0, 0, 30000);
+    usleep(100000);
+    begin_join(&j[1], &seats[1], "misfit", 3, 1, 0, 30000);
+    const char *sizes = "rank 1 (node n1) says that the size is 3, rank 0 (node n0) said 2";
+    end_join(&j[0], -MOK_EMISMATCH, sizes);
+    end_join(&j[1], -MOK_EMISMATCH, sizes);
+
+    begin_join(&j[0], &seats[0], "misfit", 2, 0, 0, 30000);
+    usleep(100000);
+    begin_join(&j[2], &seats[2], "misfit", 2, 0, 0, 30000);
+    end_join(&j[2], -MOK_ERANK, "rank = 0: taken in group misfit by session");
+    begin_join(&j[1], &seats[1], "misfit", 2, 1, 0, 30000);
+    end_join(&j[1], 0, "");
+    end_join(&j[0], 0, "");
+    begin_join(&j[2], &seats[2], "misfit", 2, 1, 0, 300);
+    end_join(&j[2], -MOK_ETIMEDOUT, "missing is rank 0");
+    leave_all(seats, 3);
+}
+
+struct maker {
+    pthread_t thread;
+    mok_group *group;
+    mok_layer_options options;
+    mok_layer *layer;
+    uint64_t timeout_ms;
+    int code;
+    char text[512];
+};
+
+static void *run_maker(void *argument)
+{
+    struct maker *m = argument;
+
+    m->code = mok_layer_create(m->group, &m->options, m->timeout_ms, &m->layer);
+    snprintf(m->text, sizeof(m->text), "%s", m->code < 0 ? mok_last_error() : "");
+    return NULL;
+}
+
+static void begin_make(struct maker *m, mok_group *group, uint32_t hidden, uint64_t timeout_ms)
+{
+    *m = (struct maker){ .group = group, .timeout_ms = timeout_ms };
+    m->options = (mok_layer_options){ .size = sizeof(m->options), .hidden = hidden, .intermediate = 32, .experts = 6,
+                                      .topk = 2, .max_tokens = 16, .precision = MOK_BF16 };
+    pthread_create(&m->thread, NULL, run_maker, m);
+}
+
+static void end_make(struct maker *m, int code, const char *part)
+{
+    pthread_join(m->thread, NULL);
+    if (m->code != code || !strstr(m->text, part))
+        fail_msg("got %d, \"%s\"; that is not %d, \"%s\"", m->code, m->text, code, part);
+}
+
+static void a_layer_on_which_ranks_differ_is_made_nowhere_and_the_next_one_is(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct seat seats[3];
+    struct maker m[3];
+
+    form(rack, seats, 3, "differ");
+    for (uint32_t r = 0; r < 3; r++)
+        begin_make(&m[r], seats[r].group, r == 2 ? 128 : 64, 30000);
+    for (uint32_t r = 0; r < 3; r++)
+        end_make(&m[r], -MOK_EMISMATCH, "ranks 0 (node n0) and 2 (node n2) differ on hidden: 64 and 128");
+    begin_make(&m[0], seats[0].group, 64, 300); /* the others do not come */
+    end_make(&m[0], -MOK_ETIMEDOUT, "no call came from rank 1, 2");
+    begin_make(&m[1], seats[1].group, 64, 30000);
+    begin_make(&m[2], seats[2].group, 64, 30000);
+    end_make(&m[1], -MOK_ETIMEDOUT, "rank 0 of group differ waited 300 ms");
+    end_make(&m[2], -MOK_ETIMEDOUT, "rank 0 of group differ waited 300 ms");
+    for (uint32_t r = 0; r < 3; r++)
+        begin_make(&m[r], seats[r].group, 64, 30000);
+    for (uint32_t r = 0; r < 3; r++)
+        end_make(&m[r], 0, "");
+    leave_all(seats, 3);
+}
+
+struct allocator {
+    pthread_t thread;
+    mok_group *group;
+    uint64_t bytes;
+    mok_buffer *buffer;
+    int code;
+    char text[512];
+};
+
+static void *run_allocator(void *argument)
+{
+    struct allocator *a = argument;
+
+    a->code = mok_buffer_alloc_symmetric(a->group, a->bytes, 30000, &a->buffer);
+    snprintf(a->text, sizeof(a->text), "%s", a->code < 0 ? mok_last_error() : "");
+    return NULL;
+}
+
+static void allocate(struct seat *seats, uint32_t ranks, uint64_t bytes, int code, const char *part,
+                     mok_buffer **ret_buffers)
+{
+    struct allocator a[RACK_STACK_MAX];
+
+    for (uint32_t r = 0; r < ranks; r++) {
+        a[r] = (struct allocator){ .group = seats[r].group, .bytes = bytes };
+        pthread_create(&a[r].thread, NULL, run_allocator, &a[r]);
+    }
+    for (uint32_t r = 0; r < ranks; r++) {
+        pthread_join(a[r].thread, NULL);
+        if (a[r].code != code || !strstr(a[r].text, part))
+            fail_msg("rank %u got %d, \"%s\"; that is not %d, \"%s\"", r, a[r].code, a[r].text, code, part);
+        if (ret_buffers)
+            ret_buffers[r] = a[r].buffer;
+    }
+}
+
+static void memory_that_one_node_does_not_give_is_given_nowhere(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct seat seats[2];
+    mok_buffer *buffers[2];
+
+    form(rack, seats, 2, "poor");
+    allocate(seats, 2, 16ull << 30, -MOK_ENOMEM, "node n", NULL);
+    allocate(seats, 2, 1 << 20, 0, "", buffers);
+    assert_int_equal(mok_buffer_free(buffers[1]), 0);
+    assert_int_equal(mok_buffer_free(buffers[0]), 0);
+    leave_all(seats, 2);
+}
+
 /* ---------------------------------------------------------------- set-up */
 
 static int set_up(void **state)
@@ -115,6 +321,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_and_four_nodes_give_the_bits_of_one),
+        cmocka_unit_test(ranks_that_do_not_fit_are_refused_with_names_of_ranks_and_nodes),
+        cmocka_unit_test(a_layer_on_which_ranks_differ_is_made_nowhere_and_the_next_one_is),
+        cmocka_unit_test(memory_that_one_node_does_not_give_is_given_nowhere),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -161,10 +161,10 @@ class Rack:
                                 stdout=log or subprocess.DEVNULL, stderr=log or subprocess.DEVNULL,
                                 env={**os.environ, **(env or {})})
 
-    def start(self, i, env=None):
+    def start(self, i, env=None, prefix=()):
         self.logs[i] = f"{self.dir}/n{i}/log"
         with open(self.logs[i], "a", encoding="utf-8") as log:
-            self.processes[i] = self.spawn(i, f"{BUILD}/daemon/mokd/mokd", "--config", f"{self.dir}/n{i}/mokd.conf",
+            self.processes[i] = self.spawn(i, *prefix, f"{BUILD}/daemon/mokd/mokd", "--config", f"{self.dir}/n{i}/mokd.conf",
                                            "--runtime-dir", f"{self.dir}/n{i}", env=env, log=log)
         self.wait(f"n{i} answers", lambda: self.running(i) and self.mokctl(i, "version", check=False).returncode == 0)
 

@@ -32,14 +32,10 @@ struct warp;
 
 /* ---- where a fiber is ---- */
 
-struct place {
-    uint3 thread, block, block_size, grid_size;
-    uint32_t cluster_rank, cluster_size;
-};
-
 struct fiber;
 extern thread_local fiber *current;
-const place &here();
+uint32_t lane_of();
+uint32_t cluster_rank();
 
 /* Ends the process with a sentence, and says which thread of which kernel it was. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -83,8 +79,6 @@ struct meeting {
     payload lane[32];
 };
 payload meet(uint32_t mask, meeting_kind kind, const payload &own, void (*complete)(meeting &));
-
-uint32_t lane_of();
 
 /* ---- blocks and clusters ---- */
 

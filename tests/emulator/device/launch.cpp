@@ -155,8 +155,8 @@ cudaError_t launch(const void *kernel, dim3 size, dim3 block, size_t shared_byte
 {
     auto g = std::make_unique<grid>();
     g->kernel = kernel;
-    g->size = size;
-    g->block_size = block;
+    g->size = { size.x, size.y, size.z };
+    g->block_size = { block.x, block.y, block.z };
     g->threads = block.x * block.y * block.z;
     g->blocks = static_cast<uint64_t>(size.x) * size.y * size.z;
     g->shared_bytes = static_cast<uint32_t>(shared_bytes);

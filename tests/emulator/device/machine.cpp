@@ -65,11 +65,6 @@ void say_where_we_are()
     say_place(current);
 }
 
-const place &here()
-{
-    return current->at;
-}
-
 block &my_block()
 {
     return *current->in->in;
@@ -78,6 +73,11 @@ block &my_block()
 uint32_t lane_of()
 {
     return current->lane;
+}
+
+uint32_t cluster_rank()
+{
+    return my_block().rank;
 }
 
 /* ---- turns ---- */
@@ -156,6 +156,9 @@ void machine::run_warp(warp *w)
     uint32_t lanes = w->ready;
     w->ready = 0;
     now += 10;
+    blockIdx = b->index;
+    blockDim = b->of->block_size;
+    gridDim = b->of->size;
     while (lanes) {
         uint32_t i =
             upwards ? static_cast<uint32_t>(__builtin_ctz(lanes)) : 31u - static_cast<uint32_t>(__builtin_clz(lanes));
@@ -165,11 +168,13 @@ void machine::run_warp(warp *w)
             f->stack = stack_take();
             f->sp = stack_ready(f->stack, fiber_main);
         }
+        if (lanes) { /* the next one, meanwhile */
+            const fiber *next = w->lane[upwards ? __builtin_ctz(lanes) : 31 - __builtin_clz(lanes)];
+            __builtin_prefetch(next->sp);
+            __builtin_prefetch(static_cast<const uint8_t *>(next->sp) + 64);
+        }
         current = f;
-        threadIdx = f->at.thread;
-        blockIdx = f->at.block;
-        blockDim = f->at.block_size;
-        gridDim = f->at.grid_size;
+        threadIdx = f->thread;
         mok_emulator_switch(&sp, f->sp);
         current = nullptr;
         if (f->done)
@@ -224,19 +229,15 @@ void machine::start_cluster(grid &g)
         b->registers_free = 0;
         b->fibers = std::vector<fiber>(g.threads);
         b->warps = std::vector<warp>((g.threads + 31) / 32);
-        const uint3 index = { static_cast<uint32_t>(n % g.size.x), static_cast<uint32_t>(n / g.size.x % g.size.y),
-                              static_cast<uint32_t>(n / g.size.x / g.size.y) };
+        b->index = { static_cast<uint32_t>(n % g.size.x), static_cast<uint32_t>(n / g.size.x % g.size.y),
+                     static_cast<uint32_t>(n / g.size.x / g.size.y) };
         for (uint32_t t = 0; t < g.threads; t++) {
             fiber &f = b->fibers[t];
             warp &w = b->warps[t / 32];
             f.in = &w;
             f.lane = t % 32;
-            f.at = { { t % g.block_size.x, t / g.block_size.x % g.block_size.y, t / g.block_size.x / g.block_size.y },
-                     index,
-                     { g.block_size.x, g.block_size.y, g.block_size.z },
-                     { g.size.x, g.size.y, g.size.z },
-                     rank,
-                     g.cluster_size };
+            f.thread = { t % g.block_size.x, t / g.block_size.x % g.block_size.y,
+                         t / g.block_size.x / g.block_size.y };
             w.lane[f.lane] = &f;
             w.alive |= 1u << f.lane;
         }

@@ -33,16 +33,17 @@ struct bulk_op {
     std::function<void()> run;
 };
 
-struct fiber {
-    void *sp = nullptr, *stack = nullptr;
+struct alignas(64) fiber {
+    void *sp = nullptr; /* what a switch touches comes first */
     warp *in = nullptr;
+    uint3 thread = {};
     uint32_t lane = 0;
-    bool done = false;
-    wait_kind wait = WAIT_NOTHING;
-    uint32_t wait_a = 0, wait_b = 0; /* what exactly, for the report */
-    place at = {};
-    payload result = {};
+    uint32_t wait_a = 0, wait_b = 0; /* what exactly is waited for, for the report */
     int vote = 0;
+    wait_kind wait = WAIT_NOTHING;
+    bool done = false;
+    void *stack = nullptr;
+    payload result = {};
     uint64_t cluster_phase = 0;
     std::vector<small_copy> copies; /* cp.async that have not landed */
     uint32_t copy_group = 0;        /* open one */
@@ -86,6 +87,7 @@ struct block {
     cluster *in = nullptr;
     uint32_t rank = 0, alive = 0, in_flight = 0; /* copies into its shared memory */
     uint64_t number = 0;
+    uint3 index = {};
     std::vector<fiber> fibers;
     std::vector<warp> warps;
     uint8_t *shared = nullptr, *region = nullptr;
@@ -105,7 +107,7 @@ struct cluster {
 
 struct grid {
     const void *kernel;
-    dim3 size, block_size;
+    uint3 size, block_size;
     uint32_t cluster_size = 1, threads = 0, shared_bytes = 0;
     bool early = false;
     cudaStream_t stream = nullptr;

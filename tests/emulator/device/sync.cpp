@@ -217,8 +217,8 @@ uint32_t shared_address(const void *p)
 
 uint32_t cluster_address(uint32_t address, uint32_t rank)
 {
-    if (rank >= current->at.cluster_size)
-        fail("mapa: block %u of a cluster of %u", rank, current->at.cluster_size);
+    if (rank >= my_block().in->blocks.size())
+        fail("mapa: block %u of a cluster of %zu", rank, my_block().in->blocks.size());
     return (address & ((1u << rank_shift) - 1)) | (rank + 1) << rank_shift;
 }
 

@@ -35,7 +35,7 @@ inline bool elect_one()
 
 inline uint32_t cluster_rank()
 {
-    return emu::here().cluster_rank;
+    return emu::cluster_rank();
 }
 inline void cluster_sync()
 {

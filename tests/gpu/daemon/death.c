@@ -18,12 +18,20 @@
 #include "actor.h"
 #include "gpu.h"
 
+#ifdef MOK_EMULATED /* slow, and slower on a busy machine */
+#define PATIENCE 20
+#define TOKENS 100
+#else
+#define PATIENCE 1
+#define TOKENS 600
+#endif
+
 static const struct workload pair = { .hidden = 512,
                                       .intermediate = 256,
                                       .experts = 8,
                                       .topk = 2,
                                       .ep = 2,
-                                      .max_tokens = 600,
+                                      .max_tokens = TOKENS,
                                       .seed = 2,
                                       .forward_only = true };
 static const struct workload alone = { .hidden = 512,
@@ -31,7 +39,7 @@ static const struct workload alone = { .hidden = 512,
                                        .experts = 8,
                                        .topk = 2,
                                        .ep = 1,
-                                       .max_tokens = 600,
+                                       .max_tokens = TOKENS,
                                        .seed = 2,
                                        .forward_only = true };
 
@@ -43,8 +51,8 @@ static struct actor_script script(const struct stack *stack, const char *group, 
                                   .problem = problem,
                                   .rank = rank,
                                   .device = device,
-                                  .tokens = 600,
-                                  .first_token = 600u * rank,
+                                  .tokens = TOKENS,
+                                  .first_token = TOKENS * rank,
                                   .stop_at = ACTOR_STEPPING };
 }
 
@@ -64,25 +72,25 @@ static void a_killed_clients_peer_ends_with_a_code_and_others_go_on(void **state
     assert_int_equal(gpu_stack_start(&stack, 2, 0), 0);
     struct actor_script s = script(&stack, "bystander", &alone, 0, 0);
     assert_int_equal(actor_start(&bystander, &s), 0);
-    assert_int_equal(actor_await(&bystander, ACTOR_STEPPING, 20000), 0);
+    assert_int_equal(actor_await(&bystander, ACTOR_STEPPING, 20000 * PATIENCE), 0);
     for (size_t i = 0; i < sizeof(moment_us) / sizeof(moment_us[0]); i++) {
         char group[32];
         snprintf(group, sizeof(group), "victim%zu", i);
         struct actor_script first = script(&stack, group, &pair, 0, 0), second = script(&stack, group, &pair, 1, 1);
         assert_int_equal(actor_start(&victim, &first), 0);
         assert_int_equal(actor_start(&peer, &second), 0);
-        assert_int_equal(actor_await(&victim, ACTOR_STEPPING, 20000), 0);
-        assert_int_equal(actor_await(&peer, ACTOR_STEPPING, 20000), 0);
+        assert_int_equal(actor_await(&victim, ACTOR_STEPPING, 20000 * PATIENCE), 0);
+        assert_int_equal(actor_await(&peer, ACTOR_STEPPING, 20000 * PATIENCE), 0);
         sleep_us(moment_us[i]);
         actor_kill(&victim);
-        assert_int_equal(actor_join(&peer, 5000), 1); /* it says which code on stderr */
+        assert_int_equal(actor_join(&peer, 5000 * PATIENCE), 1); /* it says which code on stderr */
     }
     struct actor after;
     s = script(&stack, "after", &alone, 0, 1);
     s.stop_at = ACTOR_FINISHED;
     s.steps = 20;
     assert_int_equal(actor_start(&after, &s), 0);
-    assert_int_equal(actor_join(&after, 20000), 0);
+    assert_int_equal(actor_join(&after, 20000 * PATIENCE), 0);
     assert_int_equal(actor_join(&bystander, 0), -1); /* still stepping */
     actor_kill(&bystander);
     assert_int_equal(stack_stop(&stack), 0);
@@ -99,12 +107,12 @@ static void device_comes_back(struct stack *stack, bool worker, long moment_us)
     struct actor_script s = script(stack, worker ? "worker" : "client", &alone, 0, 0);
 
     assert_int_equal(actor_start(&victim, &s), 0);
-    assert_int_equal(actor_await(&victim, ACTOR_STEPPING, 20000), 0);
+    assert_int_equal(actor_await(&victim, ACTOR_STEPPING, 20000 * PATIENCE), 0);
     sleep_us(moment_us);
     if (worker) {
         assert_true(stack_workers(stack, pid, 4) >= 1);
         kill(pid[0], SIGKILL);
-        printf("its client ended with %d\n", actor_join(&victim, 10000));
+        printf("its client ended with %d\n", actor_join(&victim, 10000 * PATIENCE));
         actor_kill(&victim);
     } else {
         actor_kill(&victim);
@@ -116,7 +124,7 @@ static void device_comes_back(struct stack *stack, bool worker, long moment_us)
     s.steps = 5;
     while (code != 0 && stack_now_ms() - start < 10000) {
         assert_int_equal(actor_start(&after, &s), 0);
-        code = actor_join(&after, 8000);
+        code = actor_join(&after, 8000 * PATIENCE);
         if (code < 0)
             actor_kill(&after);
     }

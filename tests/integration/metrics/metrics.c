@@ -273,6 +273,55 @@ static void the_status_shows_devices_sessions_and_the_load_of_experts(void **sta
     workload_close(&rank);
 }
 
+/* The output of a command line; to be freed. */
+static char *output_of(const char *format, ...)
+{
+    char command[1024], *text = NULL;
+    size_t length = 0;
+    va_list arguments;
+
+    va_start(arguments, format);
+    vsnprintf(command, sizeof(command), format, arguments);
+    va_end(arguments);
+    FILE *pipe = popen(command, "re"), *out = open_memstream(&text, &length);
+    assert_true(pipe && out);
+    for (int c; (c = fgetc(pipe)) != EOF;)
+        fputc(c, out);
+    assert_int_equal(pclose(pipe), 0);
+    fclose(out);
+    return text;
+}
+
+static void top_shows_the_shares_of_the_time_between_two_looks(void **state)
+{
+    struct actor actor;
+    struct actor_script script = { .socket = stack.socket, .group = "top", .problem = &small, .device = 1,
+                                   .tokens = TOKENS, .stop_at = ACTOR_STEPPING };
+
+    (void)state;
+    assert_int_equal(actor_start(&actor, &script), 0);
+    assert_int_equal(actor_await(&actor, ACTOR_STEPPING, LONG_MS), 0);
+    char *text = output_of("%s --socket %s top --once --json --interval 1", stack_program("client/mokctl"), stack.socket);
+    cJSON *root = cJSON_Parse(text);
+    assert_non_null(root);
+    const cJSON *device = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "devices"), 1);
+    assert_string_equal(cJSON_GetObjectItem(device, "name")->valuestring, "host1");
+    assert_true(cJSON_GetObjectItem(device, "ops_per_second")->valuedouble > 0);
+    assert_true(cJSON_GetObjectItem(device, "busy")->valuedouble > 0);
+    const cJSON *total = cJSON_GetObjectItem(cJSON_GetObjectItem(device, "latency_ns"), "total");
+    assert_true(cJSON_GetObjectItem(total, "p99")->valuedouble >= cJSON_GetObjectItem(total, "p50")->valuedouble);
+    const cJSON *session = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "sessions"), 0);
+    assert_true(cJSON_GetObjectItem(session, "share")->valuedouble > 0.99);
+    assert_true(cJSON_GetObjectItem(session, "ops_per_second")->valuedouble > 0);
+    cJSON_Delete(root);
+    free(text);
+    text = output_of("%s --socket %s top --once --interval 1", stack_program("client/mokctl"), stack.socket);
+    assert_non_null(strstr(text, "DEVICE"));
+    assert_non_null(strstr(text, "100.0%"));
+    free(text);
+    actor_kill(&actor);
+}
+
 /* ------------------------------------------------------------------ HTTP */
 
 static void expect_begin(char *answer, const char *begin)
@@ -386,6 +435,7 @@ int main(void)
         cmocka_unit_test(names_that_a_user_makes_up_are_bounded),
         cmocka_unit_test(counters_go_on_after_a_workers_death),
         cmocka_unit_test(the_status_shows_devices_sessions_and_the_load_of_experts),
+        cmocka_unit_test(top_shows_the_shares_of_the_time_between_two_looks),
         cmocka_unit_test(both_formats_are_told_by_their_types),
         cmocka_unit_test(what_is_not_there_or_not_allowed_is_refused),
         cmocka_unit_test(the_page_may_load_nothing_and_its_words_are_new_each_time),

@@ -130,7 +130,7 @@ static unsigned requests_seen(void)
     return seen;
 }
 
-static void every_call_of_a_child_is_refused_and_changes_nothing(void **state)
+static void report_26_every_call_of_a_child_is_refused_and_changes_nothing(void **state)
 {
     (void)state;
     unsigned before = requests_seen();
@@ -292,7 +292,7 @@ static void every_descriptor_is_closed_on_exec(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(every_call_of_a_child_is_refused_and_changes_nothing),
+        TEST(report_26_every_call_of_a_child_is_refused_and_changes_nothing),
         TEST(a_child_that_closes_the_parent_s_session_does_not_close_it),
         TEST(a_child_can_open_a_session_of_its_own),
         TEST(a_grandchild_can_use_neither_session),

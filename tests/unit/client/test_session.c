@@ -321,7 +321,7 @@ static void limit_fds(struct rlimit *ret_before, int room)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &tight), 0);
 }
 
-static void at_the_descriptor_limit_an_allocation_fails_by_name_and_the_session_lives(void **state)
+static void report_24_at_the_descriptor_limit_an_allocation_fails_by_name_and_the_session_lives(void **state)
 {
     mok_buffer *buffer = NULL;
     struct rlimit before;
@@ -618,7 +618,7 @@ int main(void)
         TEST_SESSION(a_queue_that_stays_in_the_way_ends_the_call_in_the_session_s_time),
         TEST_SESSION(mokd_hanging_up_ends_the_call_and_every_later_one),
         TEST_SESSION(mokd_s_last_word_is_the_reason_of_later_calls),
-        TEST_SESSION(at_the_descriptor_limit_an_allocation_fails_by_name_and_the_session_lives),
+        TEST_SESSION(report_24_at_the_descriptor_limit_an_allocation_fails_by_name_and_the_session_lives),
         TEST_SESSION(at_the_descriptor_limit_no_queue_is_asked_for),
         TEST(at_the_descriptor_limit_a_session_cannot_open_and_says_so),
         TEST_SESSION(devices_are_listed_as_far_as_there_is_room_and_counted_all),

@@ -2,7 +2,8 @@
 /*
  * A worker that owns no device: takes every request and agrees, so that tests see mokd alone. The device's name says
  * how it differs from that: "deny-maps" maps no buffer, "deny-groups" opens no group, "busy" lets no buffer go,
- * "stillborn" refuses to start, "poor" has no memory.
+ * "stillborn" refuses to start, "poor" has no memory, "slow-drops" lets no buffer go before it has been
+ * asked to map another one.
  */
 #include <poll.h>
 #include <stdio.h>
@@ -17,7 +18,14 @@
 #define CONTROL_FD 3
 #define UUID_BYTE 0xCA /* of the GPU, the same as the fake libcuda's */
 
+#define MAX_LATE 64
+
 static char device[MOK_MAX_NAME + 1];
+
+/* Requests whose answers wait. */
+static uint64_t late[MAX_LATE];
+static size_t n_late;
+static bool no_more_waiting;
 
 static bool is(const char *name)
 {
@@ -46,6 +54,24 @@ static void decide(const Mok__WorkerRequest *request, Mok__WorkerReply *reply)
     }
 }
 
+static bool answers_late(const Mok__WorkerRequest *request)
+{
+    if (request->body_case == MOK__WORKER_REQUEST__BODY_BUFFER_UNMAP && is("slow-drops") && !no_more_waiting &&
+        n_late < MAX_LATE) {
+        late[n_late++] = request->id;
+        return true;
+    }
+    if (request->body_case != MOK__WORKER_REQUEST__BODY_BUFFER_MAP || n_late == 0)
+        return false;
+    no_more_waiting = true;
+    while (n_late > 0) {
+        Mok__WorkerReply reply = MOK__WORKER_REPLY__INIT;
+        reply.id = late[--n_late];
+        mok_wire_send(CONTROL_FD, &reply.base, NULL, 0);
+    }
+    return false;
+}
+
 /* False once it is to stop. */
 static bool serve(const Mok__WorkerRequest *request)
 {
@@ -54,6 +80,8 @@ static bool serve(const Mok__WorkerRequest *request)
     Mok__WorkerStats stats = MOK__WORKER_STATS__INIT;
     uint8_t uuid[16];
 
+    if (answers_late(request))
+        return true;
     memset(uuid, UUID_BYTE, sizeof(uuid));
     reply.id = request->id;
     switch (request->body_case) {

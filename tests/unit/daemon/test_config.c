@@ -239,6 +239,11 @@ static void refusals_name_line_key_value_and_bound(void **state)
     expect_refusal("[daemon]\nsharing = both\n" DEVICE, 2, "sharing = both: must be slices or mps");
     expect_refusal("[daemon]\nsharing = mps\n" DEVICE, 0, "mps_pipe is missing");
     expect_refusal("[daemon]\nmps_pipe = /run/mps\n" DEVICE, 0, "no meaning without sharing = mps");
+    expect_refusal("[daemon]\nmps = own\n" DEVICE, 0, "no meaning without sharing = mps");
+    expect_refusal("[daemon]\nsharing = mps\nmps_pipe = /m\nmps = theirs\n" DEVICE, 4, "must be site or own");
+    expect_refusal("[daemon]\ndevice_failure = ignore\n" DEVICE, 2, "must be serve or exit");
+    expect_refusal("[daemon]\nstart_timeout = 0\n" DEVICE, 2, "must be in 1..86400");
+    expect_refusal("[device a]\nmps_pipe = /run/mps\n", 0, "only a GPU with sharing = mps and mps = site has one");
 }
 
 static void refusals_name_structure(void **state)
@@ -356,6 +361,76 @@ static void mps_needs_a_control_daemon_that_answers(void **state)
     rmdir(dir);
 }
 
+#define KEY1 "1111111111111111111111111111111111111111111111111111111111111111"
+#define KEY2 "2222222222222222222222222222222222222222222222222222222222222222"
+#define RACK                                                                                                           \
+    "[rack]\nnode = n1\nkey = /etc/mok/rack.key\n"                                                                     \
+    "[node n1]\naddress = 192.0.2.1:7117\npublic_key = " KEY1 "\n"                                                    \
+    "[node n2]\naddress = 192.0.2.2:7117\npublic_key = " KEY2 "\n"
+
+static void a_rack_and_its_nodes_arrive(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load(DEVICE, &config), 0);
+    assert_string_equal(config.rack.node, ""); /* in no rack */
+    mokd_config_release(&config);
+    assert_int_equal(load(DEVICE RACK "link_domain = far\n", &config), 0);
+    assert_string_equal(config.rack.node, "n1");
+    assert_string_equal(config.rack.key, "/etc/mok/rack.key");
+    assert_string_equal(config.rack.listen, "");
+    assert_int_equal(config.rack.heartbeat_ms, 250);
+    assert_int_equal(config.rack.timeout_ms, 2000);
+    assert_int_equal(config.rack.n_nodes, 2);
+    assert_string_equal(config.rack.nodes[1].name, "n2");
+    assert_string_equal(config.rack.nodes[1].address, "192.0.2.2:7117");
+    assert_string_equal(config.rack.nodes[1].link_domain, "far");
+    assert_string_equal(config.rack.nodes[0].link_domain, "");
+    assert_int_equal(config.rack.nodes[1].public_key[31], 0x22);
+    mokd_config_release(&config);
+}
+
+static void a_link_domain_of_the_rack_is_that_of_nodes_that_name_none(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load(DEVICE RACK "link_domain = far\n[node n3]\naddress = 192.0.2.3:1\n"
+                                      "public_key = 33333333333333333333333333333333333333333333333333333333333333aB\n",
+                          &config),
+                     0);
+    mokd_config_release(&config);
+    assert_int_equal(load(DEVICE "[rack]\nlink_domain = near\nheartbeat_ms = 100\ntimeout_ms = 400\n"
+                                 "listen = 0.0.0.0:7117\nnode = n1\nkey = /k\n"
+                                 "[node n1]\naddress = [2001:db8::1]:7117\npublic_key = " KEY1 "\n",
+                          &config),
+                     0);
+    assert_string_equal(config.rack.nodes[0].link_domain, "near");
+    assert_string_equal(config.rack.listen, "0.0.0.0:7117");
+    assert_int_equal(config.rack.heartbeat_ms, 100);
+    mokd_config_release(&config);
+}
+
+static void what_is_wrong_with_a_rack_is_named(void **state)
+{
+    (void)state;
+    expect_refusal(DEVICE "[rack]\nnode = n1\n", 0, "[rack] key: missing");
+    expect_refusal(DEVICE "[rack]\nkey = /k\n", 0, "[rack] node: missing");
+    expect_refusal(DEVICE "[rack]\nnode = n1\nkey = /k\n", 0, "[rack] node = n1: there is no section [node n1]");
+    expect_refusal(DEVICE "[rack]\nnode = n 1\nkey = /k\n", 3, "[rack] node = n 1: must have 1..63");
+    expect_refusal(DEVICE "[node n1]\n", 0, "[node n1]: has no meaning without [rack]");
+    expect_refusal(DEVICE RACK "[node n2]\n", 11, "[node n2]: the node is there twice");
+    expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.3:1\n", 0, "[node n3] public_key: missing");
+    expect_refusal(DEVICE RACK "[node n3]\npublic_key = " KEY1 "\n", 0, "[node n3] address: missing");
+    expect_refusal(DEVICE RACK "[node n3]\naddress = host:1\n", 12, "must be an address in numbers and a port");
+    expect_refusal(DEVICE RACK "[node n3]\npublic_key = 12\n", 12, "64 hexadecimal digits");
+    expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.1:7117\npublic_key = " KEY2 "\n", 0,
+                   "[node n3]: has the name, address or public key of [node n1]");
+    expect_refusal(DEVICE "[rack]\nnode = n1\nkey = /k\nheartbeat_ms = 1\n", 5, "must be in 10..60000");
+    expect_refusal(DEVICE RACK "[rack]\n", 11, "the section is there twice");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -374,6 +449,9 @@ int main(void)
         cmocka_unit_test(a_file_that_is_not_there_is_named),
         cmocka_unit_test(what_is_no_regular_file_is_refused_unread),
         cmocka_unit_test(mps_needs_a_control_daemon_that_answers),
+        cmocka_unit_test(a_rack_and_its_nodes_arrive),
+        cmocka_unit_test(a_link_domain_of_the_rack_is_that_of_nodes_that_name_none),
+        cmocka_unit_test(what_is_wrong_with_a_rack_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -251,6 +251,38 @@ static void a_worker_that_cannot_map_makes_the_allocation_fail_without_a_trace(v
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
+/* The worker lets go only once it is asked for the next one's memory: so that came before the dead ones' was free. */
+static void report_25_a_dead_sessions_memory_goes_slowly_and_the_next_one_gets_in_meanwhile(void **state)
+{
+    enum { DYING = 8, BYTES = 4 << 20 };
+    struct daemon daemon;
+    struct client dying[DYING], next;
+
+    (void)state;
+    daemon_start(&daemon, "[device slow-drops]\nmemory = 64M\n", 0);
+    for (int i = 0; i < DYING; i++) {
+        client_open(&dying[i], &daemon);
+        client_queue(&dying[i], 0);
+        client_buffer(&dying[i], 0, BYTES);
+    }
+    for (int i = 0; i < DYING; i++)
+        client_close(&dying[i]);
+    client_open(&next, &daemon);
+    uint32_t queue = client_queue(&next, 0);
+    assert_true(client_bytes_used(&next) >= (uint64_t)DYING * BYTES);
+    client_buffer(&next, 0, BYTES);
+    Mok__Request request = MOK__REQUEST__INIT; /* so that the buffer alone is left */
+    Mok__QueueClose body = MOK__QUEUE_CLOSE__INIT;
+    body.queue = queue;
+    request.body_case = MOK__REQUEST__BODY_QUEUE_CLOSE;
+    request.queue_close = &body;
+    _cleanup_answer_ struct answer answer = client_ask(&next, &request);
+    assert_int_equal(answer.reply->code, 0);
+    client_expect_bytes(&next, BYTES);
+    client_close(&next);
+    assert_int_equal(daemon_stop(&daemon), 0);
+}
+
 static void a_buffer_in_use_stays(void **state)
 {
     struct daemon daemon;
@@ -435,6 +467,7 @@ int main(void)
         test(a_queue_is_charged_while_it_is_there),
         cmocka_unit_test(one_user_cannot_take_all_descriptors),
         cmocka_unit_test(a_worker_that_cannot_map_makes_the_allocation_fail_without_a_trace),
+        cmocka_unit_test(report_25_a_dead_sessions_memory_goes_slowly_and_the_next_one_gets_in_meanwhile),
         cmocka_unit_test(a_buffer_in_use_stays),
         test(a_symmetric_buffer_has_one_id_and_a_copy_a_rank),
         test(ranks_that_differ_on_the_size_all_learn_it),

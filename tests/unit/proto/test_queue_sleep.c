@@ -148,7 +148,7 @@ static void litmus_with_two_threads(uint32_t (*client)(struct mok_queue_client *
     assert_true(rounds > ROUNDS_AT_LEAST);
 }
 
-static void two_threads_never_sleep_through_a_wake_up(void **state)
+static void report_34_two_threads_never_sleep_through_a_wake_up(void **state)
 {
     (void)state;
     litmus_with_two_threads(one_at_a_time);
@@ -160,7 +160,7 @@ static void a_worker_that_sleeps_for_want_of_room_is_woken_by_reaping(void **sta
     litmus_with_two_threads(always_full);
 }
 
-static void two_processes_never_sleep_through_a_wake_up(void **state)
+static void report_34_two_processes_never_sleep_through_a_wake_up(void **state)
 {
     (void)state;
     struct parties p;
@@ -563,9 +563,9 @@ static void a_bell_that_nobody_reads_keeps_ringing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_threads_never_sleep_through_a_wake_up),
+        cmocka_unit_test(report_34_two_threads_never_sleep_through_a_wake_up),
         cmocka_unit_test(a_worker_that_sleeps_for_want_of_room_is_woken_by_reaping),
-        cmocka_unit_test(two_processes_never_sleep_through_a_wake_up),
+        cmocka_unit_test(report_34_two_processes_never_sleep_through_a_wake_up),
         cmocka_unit_test(publishing_while_the_worker_lies_down_is_either_seen_or_rung),
         cmocka_unit_test(reaping_while_the_worker_lies_down_for_want_of_room_is_either_seen_or_rung),
         cmocka_unit_test(completing_while_the_client_lies_down_is_either_seen_or_wakes_it),

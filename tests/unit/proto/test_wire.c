@@ -420,7 +420,7 @@ static int first_free_fd(void)
     return fd;
 }
 
-static void at_the_descriptor_limit_the_receiver_gets_a_named_error_and_leaks_nothing(void **state)
+static void report_24_at_the_descriptor_limit_the_receiver_gets_a_named_error_and_leaks_nothing(void **state)
 {
     struct link *link = *state;
     int null = open_null();
@@ -644,7 +644,7 @@ int main(void)
         link_test(descriptors_where_none_belong_are_refused_and_never_get_in),
         link_test(descriptors_of_a_malformed_message_are_closed),
         link_test(too_few_or_too_many_descriptors_are_refused_and_closed),
-        link_test(at_the_descriptor_limit_the_receiver_gets_a_named_error_and_leaks_nothing),
+        link_test(report_24_at_the_descriptor_limit_the_receiver_gets_a_named_error_and_leaks_nothing),
         link_test(messages_that_do_not_fit_wait_in_order_with_their_descriptors),
         link_test(an_end_that_never_reads_meets_the_bound_of_the_queue),
         link_test(descriptors_that_wait_have_a_bound_of_their_own),

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Nodes, workers and ranks that go while operations run: the others learn who and where within twice the heartbeat
+ * time-out, other groups do not notice, the job forms its group again, and nothing is left behind.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rack_stack.h"
+#include "workload.h"
+
+static const struct workload wide = { .hidden = 96, .intermediate = 64, .experts = 6, .topk = 3, .ep = 3, .max_tokens = 48,
+                                      .context_mode = MOK_CONTEXT_FULL, .seed = 22 };
+static const struct workload narrow = { .hidden = 96, .intermediate = 64, .experts = 6, .topk = 3, .ep = 2,
+                                        .max_tokens = 48, .context_mode = MOK_CONTEXT_FULL, .seed = 23 };
+
+/* ---------------------------------------------------------------- ranks that step until something happens */
+
+struct runner {
+    pthread_t thread;
+    const struct rack_stack *rack;
+    const struct workload *problem;
+    const char *group;
+    uint32_t rank, node, device;
+    int limit;   /* steps; 0: until an error, or as many as *until */
+    int *until;  /* 0: not known yet; the same for all ranks of a group */
+    int steps, code;
+    double ended_ms;
+    char text[512];
+    struct workload_rank state;
+};
+
+static bool is_enough(const struct runner *r)
+{
+    int until = r->until ? __atomic_load_n(r->until, __ATOMIC_ACQUIRE) : 0;
+    return until && r->steps >= until;
+}
+
+static void *run(void *argument)
+{
+    struct runner *r = argument;
+
+    r->code = workload_open(&r->state, r->problem, r->rank, 48, 48u * r->rank, r->rack->node[r->node].socket, r->group,
+                            r->device);
+    while (r->code == 0 && (!r->limit || r->steps < r->limit) && !is_enough(r)) {
+        r->code = workload_step(&r->state, NULL, NULL);
+        __atomic_add_fetch(&r->steps, r->code == 0, __ATOMIC_RELEASE);
+    }
+    r->ended_ms = stack_now_ms();
+    if (r->code < 0 && r->state.group) { /* what the group itself says */
+        mok_buffer *buffer;
+        int code = mok_buffer_alloc_symmetric(r->state.group, 4096, 30000, &buffer);
+        snprintf(r->text, sizeof(r->text), "%s: %s", mok_error_name(code), mok_last_error());
+    } else if (r->code < 0) {
+        snprintf(r->text, sizeof(r->text), "%s", mok_last_error());
+    }
+    workload_close(&r->state);
+    return NULL;
+}
+
+static void begin(struct runner *r, const struct rack_stack *rack, const struct workload *problem, const char *group,
+                  uint32_t rank, uint32_t node, uint32_t device, int limit)
+{
+    *r = (struct runner){ .rack = rack, .problem = problem, .group = group, .rank = rank, .node = node,
+                          .device = device, .limit = limit };
+    pthread_create(&r->thread, NULL, run, r);
+}
+
+static int steps_of(struct runner *r)
+{
+    return __atomic_load_n(&r->steps, __ATOMIC_ACQUIRE);
+}
+
+static void await_steps(struct runner *r, int steps)
+{
+    for (int waited = 0; steps_of(r) < steps; waited++) {
+        if (waited > 6000)
+            fail_msg("group %s rank %u makes no steps: %s", r->group, r->rank, r->text);
+        usleep(10000);
+    }
+}
+
+static void expect_peer(struct runner *r, const char *part, double since_ms, double bound_ms)
+{
+    pthread_join(r->thread, NULL);
+    if (r->code != -MOK_EPEER || !strstr(r->text, "MOK_EPEER") || !strstr(r->text, part))
+        fail_msg("group %s rank %u got %d, \"%s\"; that does not say \"%s\"", r->group, r->rank, r->code, r->text, part);
+    if (r->ended_ms - since_ms > bound_ms)
+        fail_msg("rank %u learnt it after %.0f ms, bound %.0f", r->rank, r->ended_ms - since_ms, bound_ms);
+}
+
+static void expect_well(struct runner *r)
+{
+    pthread_join(r->thread, NULL);
+    if (r->code != 0)
+        fail_msg("group %s rank %u got %d: %s", r->group, r->rank, r->code, r->text);
+}
+
+static void form_and_step(struct rack_stack *rack, const char *group)
+{
+    struct runner r[3];
+
+    for (uint32_t rank = 0; rank < 3; rank++)
+        begin(&r[rank], rack, &wide, group, rank, rank, 0, 2);
+    for (uint32_t rank = 0; rank < 3; rank++)
+        expect_well(&r[rank]);
+}
+
+/* The bound, and what a loaded machine may add to it. */
+static double bound_of(const struct rack_stack *rack)
+{
+    return 2.0 * rack->timeout_ms + 3000;
+}
+
+/* ---------------------------------------------------------------- daemons */
+
+/* One group over all three nodes, and one over the first two, which must not notice. */
+struct scene {
+    struct runner hurt[3], well[2];
+    int until; /* of well */
+};
+
+static void set_scene(struct scene *scene, struct rack_stack *rack)
+{
+    for (uint32_t rank = 0; rank < 3; rank++)
+        begin(&scene->hurt[rank], rack, &wide, "hurt", rank, rank, 0, 0);
+    scene->until = 0;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        scene->well[rank] = (struct runner){ .rack = rack, .problem = &narrow, .group = "well", .rank = rank,
+                                             .node = rank, .device = 1, .until = &scene->until };
+        pthread_create(&scene->well[rank].thread, NULL, run, &scene->well[rank]);
+    }
+    await_steps(&scene->hurt[0], 3);
+    await_steps(&scene->well[0], 3);
+}
+
+static void end_scene(struct scene *scene, struct rack_stack *rack, const char *says, double since_ms)
+{
+    expect_peer(&scene->hurt[0], says, since_ms, bound_of(rack));
+    expect_peer(&scene->hurt[1], says, since_ms, bound_of(rack));
+    /* Neither rank is more than a step ahead of the other. */
+    __atomic_store_n(&scene->until, steps_of(&scene->well[0]) + 10, __ATOMIC_RELEASE);
+    expect_well(&scene->well[0]);
+    expect_well(&scene->well[1]);
+}
+
+static void a_killed_daemon_ends_its_groups_and_comes_back(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct scene scene;
+
+    set_scene(&scene, rack);
+    double since = stack_now_ms();
+    rack_stack_kill(rack, 2);
+    end_scene(&scene, rack, "rank 2 is gone: node n2", since);
+    pthread_join(scene.hurt[2].thread, NULL);
+    assert_int_equal(scene.hurt[2].code, -MOK_EDAEMON);
+    assert_int_equal(rack_stack_boot(rack, 2), 0);
+    for (unsigned node = 0; node < 3; node++)
+        assert_int_equal(rack_stack_await(rack, node, 2), 0);
+    form_and_step(rack, "hurt");
+}
+
+static void a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct scene scene;
+
+    set_scene(&scene, rack);
+    double since = stack_now_ms();
+    kill(rack->node[2].mokd, SIGSTOP);
+    end_scene(&scene, rack, "rank 2 is gone: node n2 was lost", since);
+    since = stack_now_ms();
+    kill(rack->node[2].mokd, SIGCONT);
+    expect_peer(&scene.hurt[2], "rank ", since, 30000);
+    for (unsigned node = 0; node < 3; node++)
+        assert_int_equal(rack_stack_await(rack, node, 2), 0);
+    form_and_step(rack, "hurt");
+}
+
+static void a_worker_that_dies_on_another_node_is_named_with_it(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct runner r[3];
+    pid_t workers[2];
+
+    for (uint32_t rank = 0; rank < 3; rank++)
+        begin(&r[rank], rack, &wide, "worker", rank, rank, 0, 0);
+    await_steps(&r[0], 3);
+    assert_int_equal(stack_workers(&rack->node[1], workers, 2), 2);
+    double since = stack_now_ms();
+    kill(workers[0], SIGKILL);
+    kill(workers[1], SIGKILL);
+    expect_peer(&r[0], "rank 1 (node n1): the worker of device host0", since, bound_of(rack));
+    expect_peer(&r[2], "rank 1 (node n1): the worker of device host0", since, bound_of(rack));
+    pthread_join(r[1].thread, NULL);
+    assert_int_equal(r[1].code, -MOK_EWORKER);
+    form_and_step(rack, "worker");
+}
+
+static void a_rank_that_leaves_is_named_with_its_node(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct runner r[3];
+
+    for (uint32_t rank = 0; rank < 3; rank++)
+        begin(&r[rank], rack, &wide, "left", rank, rank, 0, rank == 1 ? 3 : 0);
+    expect_well(&r[1]);
+    double since = stack_now_ms();
+    expect_peer(&r[0], "rank 1 (node n1) is gone: session", since, bound_of(rack));
+    expect_peer(&r[2], "rank 1 (node n1) is gone: session", since, bound_of(rack));
+    form_and_step(rack, "left");
+}
+
+/* ---------------------------------------------------------------- a layer, and buffers that stay */
+
+static int forward(struct workload_rank *rank)
+{
+    mok_ticket ticket;
+    mok_result result = { 0 };
+    int code = workload_forward(rank, &ticket);
+
+    if (code == 0)
+        code = mok_wait(rank->session, ticket, 20000000000, &result);
+    return code < 0 ? code : result.code;
+}
+
+struct opener {
+    pthread_t thread;
+    struct workload_rank *rank;
+    const struct rack_stack *rack;
+    uint32_t index;
+    int code;
+};
+
+static void *run_opener(void *argument)
+{
+    struct opener *o = argument;
+
+    o->code = workload_open(o->rank, &narrow, o->index, 48, 48u * o->index, o->rack->node[o->index].socket, "layers", 0);
+    return NULL;
+}
+
+static void a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct workload_rank rank[2];
+    struct opener o[2];
+    mok_ticket ticket;
+    mok_result result;
+    mok_limits limits;
+
+    for (uint32_t i = 0; i < 2; i++) {
+        o[i] = (struct opener){ .rank = &rank[i], .rack = rack, .index = i };
+        pthread_create(&o[i].thread, NULL, run_opener, &o[i]);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        pthread_join(o[i].thread, NULL);
+        assert_int_equal(o[i].code, 0);
+    }
+    assert_int_equal(workload_forward(&rank[0], &ticket), 0); /* waits for rank 1 */
+    assert_int_equal(mok_layer_destroy(rank[1].layer), 0);
+    assert_int_equal(mok_wait(rank[0].session, ticket, 20000000000, &result), 0);
+    assert_int_equal(result.code, -MOK_EPEER);
+    assert_int_equal(forward(&rank[0]), -MOK_EPEER);
+    assert_int_equal(mok_layer_destroy(rank[0].layer), 0);
+    assert_int_equal(mok_buffer_free(rank[0].x), 0);
+    assert_int_equal(mok_buffer_free(rank[1].x), 0);
+    assert_int_equal(mok_group_leave(rank[1].group), 0);
+    assert_int_equal(mok_group_leave(rank[0].group), 0);
+    /* Private buffers are their session's, not the group's. */
+    assert_int_equal(mok_limits_query(rank[0].session, &limits), 0);
+    assert_true(limits.bytes_used > 0);
+    workload_close(&rank[0]);
+    workload_close(&rank[1]);
+}
+
+/* ---------------------------------------------------------------- many times */
+
+static void hundreds_of_groups_come_and_go_without_growth(void **state)
+{
+    struct rack_stack *rack = *state;
+    enum { CYCLES = 120, WARM = 20 };
+    int descriptors[3];
+    long kb[3];
+
+    for (int cycle = 0; cycle < CYCLES; cycle++) {
+        struct runner r[3];
+        for (uint32_t rank = 0; rank < 3; rank++)
+            begin(&r[rank], rack, &wide, "cycle", rank, rank, 0, 1);
+        for (uint32_t rank = 0; rank < 3; rank++)
+            expect_well(&r[rank]);
+        for (unsigned node = 0; node < 3 && cycle == WARM; node++) {
+            descriptors[node] = stack_descriptors(rack->node[node].mokd);
+            kb[node] = stack_resident_kb(rack->node[node].mokd);
+        }
+    }
+    for (unsigned node = 0; node < 3; node++) {
+        int now = 0;
+        for (int waited = 0; waited < 500; waited++) { /* sessions end after their clients are gone */
+            now = stack_descriptors(rack->node[node].mokd);
+            if (now <= descriptors[node])
+                break;
+            usleep(10000);
+        }
+        assert_true(now <= descriptors[node] + 4);
+#ifndef MOK_SANITIZED /* which keeps what is freed */
+        assert_true(stack_resident_kb(rack->node[node].mokd) <= kb[node] + 4096);
+#else
+        (void)kb;
+#endif
+    }
+}
+
+/* ---------------------------------------------------------------- set-up */
+
+static int set_up(void **state)
+{
+    static struct rack_stack rack;
+
+    *state = &rack;
+    return rack_stack_start(&rack, &(struct rack_stack_options){ .nodes = 3, .devices = 2 });
+}
+
+static int tear_down(void **state)
+{
+    return rack_stack_stop(*state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_that_leaves_is_named_with_its_node),
+        cmocka_unit_test(a_worker_that_dies_on_another_node_is_named_with_it),
+        cmocka_unit_test(a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes),
+        cmocka_unit_test(hundreds_of_groups_come_and_go_without_growth),
+        cmocka_unit_test(a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on),
+        cmocka_unit_test(a_killed_daemon_ends_its_groups_and_comes_back),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
