@@ -6,7 +6,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+
 #include <cmocka.h>
+
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -18,10 +20,22 @@
 #include "rack_stack.h"
 #include "workload.h"
 
-static const struct workload wide = { .hidden = 96, .intermediate = 64, .experts = 6, .topk = 3, .ep = 3, .max_tokens = 48,
-                                      .context_mode = MOK_CONTEXT_FULL, .seed = 22 };
-static const struct workload narrow = { .hidden = 96, .intermediate = 64, .experts = 6, .topk = 3, .ep = 2,
-                                        .max_tokens = 48, .context_mode = MOK_CONTEXT_FULL, .seed = 23 };
+static const struct workload wide = { .hidden = 96,
+                                      .intermediate = 64,
+                                      .experts = 6,
+                                      .topk = 3,
+                                      .ep = 3,
+                                      .max_tokens = 48,
+                                      .context_mode = MOK_CONTEXT_FULL,
+                                      .seed = 22 };
+static const struct workload narrow = { .hidden = 96,
+                                        .intermediate = 64,
+                                        .experts = 6,
+                                        .topk = 3,
+                                        .ep = 2,
+                                        .max_tokens = 48,
+                                        .context_mode = MOK_CONTEXT_FULL,
+                                        .seed = 23 };
 
 /* ---------------------------------------------------------------- ranks that step until something happens */
 
@@ -31,8 +45,8 @@ struct runner {
     const struct workload *problem;
     const char *group;
     uint32_t rank, node, device;
-    int limit;   /* steps; 0: until an error, or as many as *until */
-    int *until;  /* 0: not known yet; the same for all ranks of a group */
+    int limit;  /* steps; 0: until an error, or as many as *until */
+    int *until; /* 0: not known yet; the same for all ranks of a group */
     int steps, code;
     double ended_ms;
     char text[512];
@@ -70,8 +84,9 @@ static void *run(void *argument)
 static void begin(struct runner *r, const struct rack_stack *rack, const struct workload *problem, const char *group,
                   uint32_t rank, uint32_t node, uint32_t device, int limit)
 {
-    *r = (struct runner){ .rack = rack, .problem = problem, .group = group, .rank = rank, .node = node,
-                          .device = device, .limit = limit };
+    *r = (struct runner){
+        .rack = rack, .problem = problem, .group = group, .rank = rank, .node = node, .device = device, .limit = limit
+    };
     pthread_create(&r->thread, NULL, run, r);
 }
 
@@ -93,7 +108,8 @@ static void expect_peer(struct runner *r, const char *part, double since_ms, dou
 {
     pthread_join(r->thread, NULL);
     if (r->code != -MOK_EPEER || !strstr(r->text, "MOK_EPEER") || !strstr(r->text, part))
-        fail_msg("group %s rank %u got %d, \"%s\"; that does not say \"%s\"", r->group, r->rank, r->code, r->text, part);
+        fail_msg("group %s rank %u got %d, \"%s\"; that does not say \"%s\"", r->group, r->rank, r->code, r->text,
+                 part);
     if (r->ended_ms - since_ms > bound_ms)
         fail_msg("rank %u learnt it after %.0f ms, bound %.0f", r->rank, r->ended_ms - since_ms, bound_ms);
 }
@@ -135,8 +151,13 @@ static void set_scene(struct scene *scene, struct rack_stack *rack)
         begin(&scene->hurt[rank], rack, &wide, "hurt", rank, rank, 0, 0);
     scene->until = 0;
     for (uint32_t rank = 0; rank < 2; rank++) {
-        scene->well[rank] = (struct runner){ .rack = rack, .problem = &narrow, .group = "well", .rank = rank,
-                                             .node = rank, .device = 1, .until = &scene->until };
+        scene->well[rank] = (struct runner){ .rack = rack,
+                                             .problem = &narrow,
+                                             .group = "well",
+                                             .rank = rank,
+                                             .node = rank,
+                                             .device = 1,
+                                             .until = &scene->until };
         pthread_create(&scene->well[rank].thread, NULL, run, &scene->well[rank]);
     }
     await_steps(&scene->hurt[0], 3);
@@ -246,7 +267,8 @@ static void *run_opener(void *argument)
 {
     struct opener *o = argument;
 
-    o->code = workload_open(o->rank, &narrow, o->index, 48, 48u * o->index, o->rack->node[o->index].socket, "layers", 0);
+    o->code =
+        workload_open(o->rank, &narrow, o->index, 48, 48u * o->index, o->rack->node[o->index].socket, "layers", 0);
     return NULL;
 }
 
