@@ -16,6 +16,7 @@
 #include "stats_reply.h"
 #include "status.h"
 #include "timer.h"
+#include "trace.h"
 #include "usage.h"
 
 /* ------------------------------------------------------------------ Hello */
@@ -133,6 +134,9 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
         return true;
     case MOK__REQUEST__BODY_STATS_QUERY:
         mokd_stats_query(session, request->id);
+        return true;
+    case MOK__REQUEST__BODY_TRACE:
+        mokd_trace(session, request->id, request->trace);
         return true;
     case MOK__REQUEST__BODY_DRAIN:
         mokd_drain(session, request->id, request->drain);

@@ -28,6 +28,7 @@
 #include "state.h"
 #include "storage.h"
 #include "timer.h"
+#include "trace.h"
 #include "usage.h"
 
 /* From the signal on: this long to take everything down in order, then workers are killed. */
@@ -172,6 +173,7 @@ static void stop(struct mokd_server *server)
     mokd_listener_close(server->listener);
     mokd_listener_close(server->admin_listener);
     server->listener = server->admin_listener = NULL;
+    mokd_trace_hurry(server, NULL);
     mokd_http_close(server->http);
     server->http = NULL;
     server->stop_deadline = mokd_timer_start(&server->loop, STOP_MS, stop_overdue, server);

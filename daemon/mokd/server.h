@@ -29,6 +29,7 @@ struct mokd_device;
 struct mokd_fdstore;
 struct mokd_group;
 struct mokd_http;
+struct mokd_trace;
 struct mokd_inherited;
 struct mokd_listener;
 struct mokd_mps;
@@ -65,6 +66,7 @@ struct mokd_server {
     struct mokd_job_total_list job_totals;
     struct rack *rack;      /* the other nodes; NULL: there are none */
     struct mokd_rack_groups *rack_groups; /* groups over nodes; NULL: there are none */
+    struct mokd_trace *trace; /* the one under way */
     struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];

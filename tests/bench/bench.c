@@ -180,6 +180,7 @@ static int usage(FILE *file)
                   "  layer   forward and backward of a layer, beside dense SGEMM of the same FLOPs\n"
                   "  engine  the host engine in this process: sweeps of ring, minibatch, comm units and EP\n"
                   "  mxfp8   accuracy of the two MXFP8 scale rules\n"
+                  "  mesh    a million small commands between two nodes of a rack, both ways\n"
                   "  sim     racks of up to 18 nodes x 4 devices in virtual time\n"
                   "  rack    groups over daemons: time to form and to leave one\n\n"
                   "Every command takes --json (one object a line) and --help. mokd is started on the spot.\n");
@@ -201,6 +202,8 @@ int main(int argc, char **argv)
         return bench_engine(argc - 1, argv + 1);
     if (strcmp(argv[1], "mxfp8") == 0)
         return bench_mxfp8(argc - 1, argv + 1);
+    if (strcmp(argv[1], "mesh") == 0)
+        return bench_mesh(argc - 1, argv + 1);
     if (strcmp(argv[1], "sim") == 0)
         return bench_sim(argc - 1, argv + 1);
     if (strcmp(argv[1], "rack") == 0)

@@ -48,6 +48,7 @@ mkdir -p "$out"
 } > "$out/plain-host.jsonl"
 "$bench" engine --json > "$out/sweep-host.jsonl"
 "$bench" engine --sweep comm --threads 2 --json >> "$out/sweep-host.jsonl"
+"$bench" mesh --json > "$out/mesh.jsonl"
 "$bench" sim --rounds 10 --json > "$out/sim-rack.jsonl"
 "$bench" rack --json > "$out/rack.jsonl"
 dump=$(mktemp)
