@@ -34,6 +34,30 @@ enum mok_phase {
     MOK_PHASE_WHOLE = 4,
 };
 
+/* What a unit of an engine does, for traces. */
+enum mok_engine_work {
+    MOK_WORK_OTHER = 0,
+    MOK_WORK_SCHEDULE,
+    MOK_WORK_DISPATCH, /* rows in; of backward: reverse-combine */
+    MOK_WORK_GATE_UP,
+    MOK_WORK_DOWN,
+    MOK_WORK_COMBINE,  /* rows out; of backward: reverse-dispatch */
+    MOK_WORK_D_HIDDEN,
+    MOK_WORK_D_INPUT,
+    MOK_WORK_WGRAD,
+    MOK_WORK_SHARED,   /* the shared expert, any of it */
+    MOK_WORK_REDUCE,
+    MOK_WORKS,
+};
+
+/* A piece of work that is done: of a minibatch's place in the ring and a turn of macrobatches where it has them. */
+struct mok_engine_span {
+    enum mok_engine_work work;
+    uint32_t slot;
+    uint32_t turn;
+    uint64_t start_ns, end_ns; /* CLOCK_MONOTONIC */
+};
+
 struct mok_engine_ops {
     const char *name;
     uint32_t kind;   /* enum mok_device_kind */
@@ -61,6 +85,13 @@ struct mok_engine_ops {
     int (*poll)(struct mok_engine *engine, struct mok_op_result *ret);
     /* Asks the running phase to stop soon; it then ends with -MOK_ECANCELED. */
     void (*abort)(struct mok_engine *engine);
+
+    /*
+     * From now on `told` hears of each piece of work that ends, from the engine's threads, and must be quick; NULL:
+     * nobody, and once this returns nobody is being told any more. The pointer is NULL where an engine cannot tell.
+     */
+    void (*trace)(struct mok_engine *engine, void (*told)(void *cookie, const struct mok_engine_span *span),
+                  void *cookie);
 };
 
 extern const struct mok_engine_ops mok_host_engine;

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +20,10 @@ static const char usage[] =
     "\n"
     "Job:\n"
     "  --ranks N            rank processes, each with its own device (2)\n"
-    "  --devices A,B,...    their devices (0,1,...,N-1)\n"
+    "  --devices A,B,...    their devices (0,1,... at each mokd)\n"
     "  --job NAME           name of the job and of its group (train_moe_lm)\n"
-    "  --socket PATH        mokd's socket ($MOK_SOCKET, else /run/mok/mokd.sock)\n"
+    "  --socket PATH        mokd's socket ($MOK_SOCKET, else /run/mok/mokd.sock); once, or once a rank, in rank order,\n"
+    "                       where the ranks are at several mokd of this machine\n"
     "\n"
     "Training:\n"
     "  --text FILE          text to learn (/usr/share/common-licenses/GPL-3)\n"
@@ -194,11 +196,6 @@ static int parse_devices(const char *value, unsigned *devices)
         else
             rc = parse_unsigned("devices", word, 0, MOK_MAX_DEVICES - 1, &devices[count++]);
     }
-    for (int i = 0; rc == 0 && i < count; i++)
-        for (int j = 0; rc == 0 && j < i; j++)
-            if (devices[i] == devices[j])
-                rc =
-                    fail(-MOK_EARG, "--devices %s: device %u twice; each rank needs one of its own", value, devices[i]);
     free(copy);
     return rc < 0 ? rc : count;
 }
@@ -224,7 +221,9 @@ static int parse_one(int option, const char *name, struct options *o, int *devic
     case OPT_JOB:
         return parse_job(optarg, &o->job);
     case OPT_SOCKET:
-        o->socket = optarg;
+        if (o->n_sockets == MOK_MAX_EP)
+            return fail(-MOK_ERANGE, "--socket %s: given more than %u times", optarg, MOK_MAX_EP);
+        o->sockets[o->n_sockets++] = optarg;
         return 0;
     case OPT_TEXT:
         o->text = optarg;
@@ -287,12 +286,42 @@ static int parse_one(int option, const char *name, struct options *o, int *devic
 }
 
 /* What only several options together can get wrong. */
-static int check(struct options *o, int devices)
+static bool same_mokd(const struct options *o, unsigned a, unsigned b)
+{
+    return !o->sockets[a] || strcmp(o->sockets[a], o->sockets[b]) == 0;
+}
+
+/* Where the ranks are, each on a device of its own. */
+static int place_ranks(struct options *o, int devices)
 {
     if (devices >= 0 && (unsigned)devices != o->ranks)
         return fail(-MOK_EARG, "--devices: %d devices for --ranks %u", devices, o->ranks);
-    for (unsigned r = 0; devices < 0 && r < o->ranks; r++)
-        o->devices[r] = r;
+    if (o->n_sockets > 1 && o->n_sockets != o->ranks)
+        return fail(-MOK_EARG, "--socket: given %u times for --ranks %u; once, or once a rank", o->n_sockets, o->ranks);
+    for (unsigned r = 1; o->n_sockets == 1 && r < o->ranks; r++)
+        o->sockets[r] = o->sockets[0];
+    for (unsigned r = 0; r < o->ranks; r++) {
+        unsigned before = 0;
+        for (unsigned other = 0; other < r; other++) {
+            if (!same_mokd(o, other, r))
+                continue;
+            before++;
+            if (devices >= 0 && o->devices[other] == o->devices[r])
+                return fail(-MOK_EARG, "--devices: device %u twice at one mokd; each rank needs one of its own",
+                            o->devices[r]);
+        }
+        if (devices < 0)
+            o->devices[r] = before;
+    }
+    return 0;
+}
+
+static int check(struct options *o, int devices)
+{
+    int rc = place_ranks(o, devices);
+
+    if (rc < 0)
+        return rc;
     if (o->hidden % MOK_DIM_MULTIPLE)
         return fail(-MOK_EALIGN, "--hidden %u: not a multiple of %u", o->hidden, MOK_DIM_MULTIPLE);
     if (o->intermediate % MOK_DIM_MULTIPLE)

@@ -12,7 +12,9 @@
 struct options {
     unsigned ranks;
     unsigned devices[MOK_MAX_EP];
-    const char *job, *text, *checkpoint, *log, *dump, *socket;
+    const char *job, *text, *checkpoint, *log, *dump;
+    const char *sockets[MOK_MAX_EP]; /* of mokd, by rank; NULL: the library's default */
+    unsigned n_sockets;              /* given: none, one for all ranks, or one a rank */
     uint64_t steps, save_every, seed;
     unsigned batch, seq, micro_batches;
     unsigned hidden, intermediate, experts, topk, layers, window;

@@ -51,7 +51,7 @@ struct model_shape train_shape(const struct options *o, unsigned rank)
 struct moe_config train_moe_config(const struct options *o, unsigned rank)
 {
     return (struct moe_config){
-        .socket = o->socket,
+        .socket = o->sockets[rank],
         .job = o->job,
         .ranks = o->ranks,
         .rank = rank,

@@ -64,5 +64,6 @@ int mokctl_undrain(struct mokctl_line *line);
 int mokctl_doctor(struct mokctl_line *line);
 int mokctl_bundle(struct mokctl_line *line);
 int mokctl_top(struct mokctl_line *line);
+int mokctl_trace(struct mokctl_line *line);
 
 #endif

@@ -65,7 +65,7 @@ static int buffer_map(mok_buffer *buffer, const Mok__BufferAllocReply *reply, in
     }
     if (reply->uuid.len != 16)
         return client_fail(MOK_EPROTO, "mokd sent a GPU's buffer without the GPU's UUID");
-    int r = port_cuda(buffer->port, reply->uuid.data, &buffer->cuda);
+    int r = port_cuda(buffer->port, reply->uuid.data, reply->mps_pipe, &buffer->cuda);
     return r < 0 ? r : cuda_map(buffer->cuda, fd, buffer->bytes, &buffer->data);
 }
 

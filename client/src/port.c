@@ -472,13 +472,14 @@ int port_submit(struct port *port, const struct submission *submission, mok_tick
 
 /* ------------------------------------------------------------------ streams */
 
-int port_cuda(struct port *port, const uint8_t *uuid, struct cuda_device **ret)
+int port_cuda(struct port *port, const uint8_t *uuid, const char *mps_pipe, struct cuda_device **ret)
 {
+    const char *pipe = mps_pipe && mps_pipe[0] ? mps_pipe : port->session->mps_pipe;
     int r = 0;
 
     pthread_mutex_lock(&port->opening);
     if (!port->cuda)
-        r = uuid ? cuda_open(uuid, port->session->mps_pipe, &port->cuda) : cuda_open_current(&port->cuda);
+        r = uuid ? cuda_open(uuid, pipe, &port->cuda) : cuda_open_current(&port->cuda);
     if (r == 0)
         *ret = port->cuda;
     pthread_mutex_unlock(&port->opening);

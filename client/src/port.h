@@ -26,7 +26,7 @@ struct port *port_of(mok_session *session, mok_ticket ticket);
  * The GPU of the port's device, opened at the first call. `uuid` NULL: a device without one, whose streams are those of
  * the current context.
  */
-int port_cuda(struct port *port, const uint8_t *uuid, struct cuda_device **ret);
+int port_cuda(struct port *port, const uint8_t *uuid, const char *mps_pipe, struct cuda_device **ret);
 /* The port must not be in use. NULL is fine. */
 void port_close(struct port *port);
 

@@ -102,6 +102,7 @@ static void hand_out(struct mokd_buffer *buffer, struct mokd_call *call)
     if (body.kind == MOK_DEVICE_CUDA) {
         body.uuid.data = buffer->device->uuid;
         body.uuid.len = sizeof(buffer->device->uuid);
+        body.mps_pipe = (char *)buffer->device->config->mps_pipe;
     }
     reply.body_case = MOK__REPLY__BODY_BUFFER_ALLOC;
     reply.buffer_alloc = &body;

@@ -32,7 +32,8 @@ static const struct key daemon_keys[] = {
     { "poll_us", VALUE_U32, offsetof(struct mokd_config, poll_us), 0, 1000000 },
     { "resume_timeout", VALUE_U32, offsetof(struct mokd_config, resume_timeout), 0, 3600 },
     { "sharing", VALUE_SHARING, offsetof(struct mokd_config, sharing), 0, 0 },
-    { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
+    { "mps", VALUE_MPS, offsetof(struct mokd_config, mps), 0, 0 },
+    { "mps_pipe", VALUE_PATH, offsetof(struct mokd_config, mps_pipe), 1, MOKD_PATH_MAX - 17 },
     { "admin_group", VALUE_ADMIN_GROUP, 0, 0, 0 },
     { "state_dir", VALUE_PATH, offsetof(struct mokd_config, state_dir), 1, MOKD_PATH_MAX - 1 },
     { "usage_days", VALUE_U32, offsetof(struct mokd_config, usage_days), 1, 36500 },
@@ -49,6 +50,7 @@ static const struct key device_keys[] = {
     { "threads", VALUE_U32, offsetof(struct mokd_device_config, threads), 1, 1024 },
     { "memory", VALUE_SIZE, offsetof(struct mokd_device_config, memory), 1u << 20, UINT64_MAX },
     { "cuda", VALUE_U32, offsetof(struct mokd_device_config, cuda), 0, MOK_MAX_DEVICES - 1 },
+    { "mps_pipe", VALUE_PATH, offsetof(struct mokd_device_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
     { "chaos_delay_us", VALUE_U32, offsetof(struct mokd_device_config, chaos_delay_us), 0, 10000000 },
 };
 
@@ -189,6 +191,7 @@ static void set_device_kind(struct parser *parser, const struct key *key, void *
 }
 
 static const char *const sharing_words[] = { [MOKD_SHARING_SLICES] = "slices", [MOKD_SHARING_MPS] = "mps", NULL };
+static const char *const mps_words[] = { [MOKD_MPS_SITE] = "site", [MOKD_MPS_OWN] = "own", NULL };
 static const char *const failure_words[] = { [MOKD_FAILURE_SERVE] = "serve", [MOKD_FAILURE_EXIT] = "exit", NULL };
 
 /* One of some words, by its place among them. */
@@ -247,6 +250,9 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
         return;
     case VALUE_SHARING:
         set_choice(parser, key, base, text, sharing_words);
+        return;
+    case VALUE_MPS:
+        set_choice(parser, key, base, text, mps_words);
         return;
     case VALUE_FAILURE:
         set_choice(parser, key, base, text, failure_words);
@@ -503,15 +509,50 @@ static void fill_device_memory(struct mokd_config *config)
             config->devices[i].memory = half / sharers;
 }
 
+static bool has_gpu_without_pipe(const struct mokd_config *config)
+{
+    for (size_t i = 0; i < config->n_devices; i++)
+        if (config->devices[i].kind == MOK_DEVICE_CUDA && !config->devices[i].mps_pipe[0])
+            return true;
+    return false;
+}
+
+/* Each GPU's directory, as the device says it or as the whole does. */
+static void check_mps(struct parser *parser)
+{
+    struct mokd_config *config = parser->config;
+    bool mps = config->sharing == MOKD_SHARING_MPS, own = config->mps == MOKD_MPS_OWN;
+    size_t named = 0;
+
+    if (!mps && config->mps_pipe[0])
+        config_complain(parser, "[daemon] mps_pipe = %s: has no meaning without sharing = mps", config->mps_pipe);
+    if (!mps && own)
+        config_complain(parser, "[daemon] mps = own: has no meaning without sharing = mps");
+    if (mps && own && !config->mps_pipe[0])
+        snprintf(config->mps_pipe, sizeof(config->mps_pipe), MOKD_DEFAULT_MPS_DIR);
+    for (size_t i = 0; i < config->n_devices; i++) {
+        struct mokd_device_config *device = &config->devices[i];
+        bool gpu = device->kind == MOK_DEVICE_CUDA;
+        named += gpu && device->mps_pipe[0];
+        if (device->mps_pipe[0] && (!gpu || !mps || own))
+            config_complain(parser, "[device %s] mps_pipe = %s: only a GPU with sharing = mps and mps = site has one",
+                            device->name, device->mps_pipe);
+        else if (gpu && own)
+            snprintf(device->mps_pipe, sizeof(device->mps_pipe), "%.*s/gpu%u", MOKD_PATH_MAX - 17, config->mps_pipe,
+                     device->cuda);
+        else if (gpu && !device->mps_pipe[0])
+            memcpy(device->mps_pipe, config->mps_pipe, sizeof(device->mps_pipe));
+    }
+    if (mps && !config->mps_pipe[0] && (named == 0 || has_gpu_without_pipe(config)))
+        config_complain(parser, "[daemon] sharing = mps: mps_pipe is missing, the directory of the MPS control daemon's pipes");
+}
+
 static void check_whole(struct parser *parser)
 {
     struct mokd_config *config = parser->config;
 
     parser->line = 0;
-    if (config->sharing == MOKD_SHARING_MPS && !config->mps_pipe[0])
-        config_complain(parser, "[daemon] sharing = mps: mps_pipe is missing, the directory of the MPS control daemon's pipes");
-    if (config->sharing != MOKD_SHARING_MPS && config->mps_pipe[0])
-        config_complain(parser, "[daemon] mps_pipe = %s: has no meaning without sharing = mps", config->mps_pipe);
+    check_mps(parser);
     if (config->n_devices == 0)
         config_complain(parser, "no [device NAME] section: mokd needs at least one device");
     for (size_t i = 0; i < config->n_devices; i++) {

@@ -19,6 +19,7 @@
 #define MOKD_SOCKET_NAME "mokd.sock"
 #define MOKD_DEFAULT_METRICS "127.0.0.1:9643" /* where there is a section [metrics] */
 #define MOKD_PATH_MAX 256
+#define MOKD_DEFAULT_MPS_DIR "/run/mok/mps"
 /* What the administrator's socket is called beside a client socket NAME.sock or NAME. */
 #define MOKD_ADMIN_SUFFIX "-admin.sock"
 
@@ -58,6 +59,7 @@ struct mokd_device_config {
     uint32_t threads; /* host: at least 1. cuda: thread blocks of a kernel at most; 0: one an SM */
     uint64_t memory;  /* bytes that mokd may hand out */
     uint32_t cuda;    /* cuda: which GPU, in PCI order; several devices may share one */
+    char mps_pipe[MOKD_PATH_MAX]; /* cuda, sharing = mps: directory of its GPU's control daemon */
     uint32_t chaos_delay_us;
 };
 
@@ -65,6 +67,12 @@ struct mokd_device_config {
 enum mokd_sharing {
     MOKD_SHARING_SLICES = 0, /* in turns: nobody notices another's fault; a hand-over between kernels costs a slice */
     MOKD_SHARING_MPS = 1,    /* at once, through an MPS control daemon; a fault of one ends all on that GPU */
+};
+
+/* Whose the MPS control daemons are. */
+enum mokd_mps_owner {
+    MOKD_MPS_SITE = 0, /* there are some, in the directories that the file names */
+    MOKD_MPS_OWN = 1,  /* mokd starts one a GPU: mps.h */
 };
 
 /* What becomes of a start with a device that fails for good. */
@@ -86,7 +94,8 @@ struct mokd_config {
     uint32_t poll_us;
     uint32_t resume_timeout;       /* seconds that sessions wait for their clients after a restart; 0: nothing is kept */
     uint32_t sharing;              /* enum mokd_sharing, of all GPUs */
-    char mps_pipe[MOKD_PATH_MAX];  /* mps: directory of the control daemon */
+    uint32_t mps;                  /* enum mokd_mps_owner */
+    char mps_pipe[MOKD_PATH_MAX];  /* site: directory of the control daemon; own: what the GPUs' directories are in */
     char metrics_listen[MOKD_PATH_MAX]; /* endpoint.h; "": off */
     uint32_t metrics_mode;              /* of a Unix socket */
     char state_dir[MOKD_PATH_MAX]; /* "": $STATE_DIRECTORY, and without that nothing is kept */

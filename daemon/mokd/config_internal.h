@@ -25,6 +25,7 @@ enum value_kind {
     VALUE_DEVICE_KIND,
     VALUE_SHARING,
     VALUE_FAILURE,
+    VALUE_MPS,
     VALUE_PRIORITY,
     VALUE_BOOL,
     VALUE_DEVICES,

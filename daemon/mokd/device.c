@@ -11,6 +11,7 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "group.h"
+#include "mps.h"
 #include "state.h"
 #include "timer.h"
 
@@ -108,9 +109,25 @@ void mokd_reserve_close(struct mokd_server *server)
         server->reserve[i] = mok_close(server->reserve[i]);
 }
 
+/* Without its GPU's MPS a worker would come up in the wrong place; mokd_device_wake is called once it is there. */
+static bool waits_for_mps(struct mokd_device *device)
+{
+    const char *reason;
+
+    if (device->config->kind != MOK_DEVICE_CUDA ||
+        mokd_mps_is_up(device->server->mps, device->config->cuda, &reason))
+        return false;
+    device->state = MOKD_DEVICE_RESTING;
+    snprintf(device->reason, sizeof(device->reason), "%s", reason);
+    return true;
+}
+
 static void spawn(struct mokd_device *device)
 {
     struct mokd_error error = { 0 };
+
+    if (waits_for_mps(device))
+        return;
 
     device->state = MOKD_DEVICE_STARTING;
     device->spawned_ns = mok_now_ns();
@@ -138,11 +155,37 @@ static void respawn(void *cookie)
     spawn(device);
 }
 
+void mokd_device_wake(struct mokd_device *device, const char *reason)
+{
+    (void)reason;
+    if (!device->worker && device->state == MOKD_DEVICE_RESTING && !device->respawn && !device->server->workers_stopping)
+        spawn(device);
+}
+
+void mokd_device_end_worker(struct mokd_device *device, const char *reason)
+{
+    char text[MOKD_TEXT_MAX];
+
+    if (!device->worker)
+        return;
+    snprintf(text, sizeof(text), "was ended: %.*s", MOKD_TEXT_MAX - 16, reason);
+    mokd_worker_kill(device->worker, text);
+}
+
 static void give_up(struct mokd_device *device)
 {
     device->state = MOKD_DEVICE_FAILED;
     mok_log(MOK_LOG_ERROR, "device", "failed", "device=%s starts=%u error=\"%s\"", name_of(device),
             device->short_lives, device->reason);
+}
+
+void mokd_device_fail(struct mokd_device *device, const char *reason)
+{
+    if (device->worker || device->state == MOKD_DEVICE_FAILED || device->server->workers_stopping)
+        return;
+    mokd_timer_cancel(&device->respawn);
+    snprintf(device->reason, sizeof(device->reason), "%s", reason);
+    give_up(device);
 }
 
 /* At once after a good life, else after a pause that grows. */

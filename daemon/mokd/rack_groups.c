@@ -13,6 +13,8 @@
 #include "span.h"
 
 #define TICK_MS 250u
+/* A peer that is not on this host is asked again now and then: a path may have become visible. */
+#define OFFER_AGAIN_MS 10000u
 /* Messages that the mesh has no room for at the moment; a peer with more is as good as lost. */
 #define MAX_BACKLOG_BYTES (8u << 20)
 /* Handles that are here before their group is; a node that hands in more, or whose group does not come, loses them. */
@@ -52,6 +54,7 @@ struct letting_go {
 
 struct peer {
     char refusal[256]; /* why it is not on this host; "": not known */
+    uint64_t offered_ms;
     TAILQ_HEAD(, parcel) backlog;
     size_t backlog_bytes;
 };
@@ -461,9 +464,13 @@ static void offer(struct mokd_rack_groups *groups, uint32_t node)
     Mok__GroupMessage message = MOK__GROUP_MESSAGE__INIT;
     uint8_t token[HOST_TOKEN_BYTES];
     const char *path;
+    struct peer *peer = &groups->peer[node];
+    uint64_t now_ms = mokd_rack_now_ms();
 
-    if (!offers(groups, node) || mokd_host_is_linked(groups->links, node))
+    if (!offers(groups, node) || mokd_host_is_linked(groups->links, node) ||
+        (peer->refusal[0] && now_ms - peer->offered_ms < OFFER_AGAIN_MS))
         return;
+    peer->offered_ms = now_ms;
     mokd_host_offer(groups->links, node, group_node_name(&groups->node, node), &path, token);
     body.path = (char *)path;
     body.token = (ProtobufCBinaryData){ .len = sizeof(token), .data = token };
@@ -651,14 +658,16 @@ void mokd_rack_prepared(struct mokd_group *group, uint64_t index, const struct g
     group_node_prepared(&group->server->rack_groups->node, group->id, index, error, mokd_rack_now_ms());
 }
 
-/* "rank 1 left" becomes "rank 1 (node b) left". */
+/* "rank 1 left" becomes "rank 1 (node b) left"; what names the node already stays. */
 static void with_node(const struct mokd_group *group, uint32_t rank, const char *text, char *ret, size_t size)
 {
     char prefix[32];
     const char *node = mokd_span_node(group, rank);
     int length = snprintf(prefix, sizeof(prefix), "rank %u", rank);
 
-    if (strncmp(text, prefix, (size_t)length) == 0)
+    if (strstr(text, "node "))
+        snprintf(ret, size, "%.400s", text);
+    else if (strncmp(text, prefix, (size_t)length) == 0)
         snprintf(ret, size, "rank %u (node %s)%.300s", rank, node, text + length);
     else
         snprintf(ret, size, "rank %u (node %s): %.300s", rank, node, text);

@@ -16,6 +16,7 @@
 #include "stats_reply.h"
 #include "status.h"
 #include "timer.h"
+#include "trace.h"
 #include "usage.h"
 
 /* ------------------------------------------------------------------ Hello */
@@ -51,7 +52,9 @@ void mokd_hello_answer(struct mokd_session *session, uint64_t id, const Mok__Hel
     body.daemon_version = (char *)MOK_BUILD_VERSION;
     body.limits = &limits;
     body.boot_id = (ProtobufCBinaryData){ .len = sizeof(session->server->boot_id), .data = session->server->boot_id };
-    body.mps_pipe = (char *)session->server->config->mps_pipe;
+    /* Of several control daemons BufferAllocReply names the right one. */
+    if (session->server->config->mps == MOKD_MPS_SITE)
+        body.mps_pipe = (char *)session->server->config->mps_pipe;
     if (session->resumable) {
         body.resume_token = (ProtobufCBinaryData){ .len = sizeof(session->token), .data = session->token };
         body.resume_ms = (uint64_t)session->server->config->resume_timeout * 1000u;
@@ -131,6 +134,9 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
         return true;
     case MOK__REQUEST__BODY_STATS_QUERY:
         mokd_stats_query(session, request->id);
+        return true;
+    case MOK__REQUEST__BODY_TRACE:
+        mokd_trace(session, request->id, request->trace);
         return true;
     case MOK__REQUEST__BODY_DRAIN:
         mokd_drain(session, request->id, request->drain);

@@ -17,6 +17,7 @@
 #include "inherited.h"
 #include "layer.h"
 #include "listener.h"
+#include "mps.h"
 #include "names.h"
 #include "rack_groups.h"
 #include "rack_node.h"
@@ -27,6 +28,7 @@
 #include "state.h"
 #include "storage.h"
 #include "timer.h"
+#include "trace.h"
 #include "usage.h"
 
 /* From the signal on: this long to take everything down in order, then workers are killed. */
@@ -80,6 +82,8 @@ static void close_handles(struct mokd_server *server)
     mokd_timer_cancel(&server->stop_deadline);
     mokd_rack_groups_stop(server);
     mokd_rack_stop(server);
+    mokd_mps_close(server->mps);
+    server->mps = NULL;
     mokd_service_close(server->service);
     server->service = NULL;
     for (size_t i = 0; i < server->n_devices; i++)
@@ -169,6 +173,7 @@ static void stop(struct mokd_server *server)
     mokd_listener_close(server->listener);
     mokd_listener_close(server->admin_listener);
     server->listener = server->admin_listener = NULL;
+    mokd_trace_hurry(server, NULL);
     mokd_http_close(server->http);
     server->http = NULL;
     server->stop_deadline = mokd_timer_start(&server->loop, STOP_MS, stop_overdue, server);
@@ -342,6 +347,8 @@ static int start(struct mokd_server *server)
         r = mokd_rack_groups_start(server, &error);
     if (r == 0)
         r = make_devices(server, worker, &error);
+    if (r == 0)
+        r = mokd_mps_start(server, &server->mps, &error);
     if (r == 0) {
         mokd_state_restore(server);
         for (size_t i = 0; i < server->n_devices; i++)

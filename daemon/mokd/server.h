@@ -29,8 +29,10 @@ struct mokd_device;
 struct mokd_fdstore;
 struct mokd_group;
 struct mokd_http;
+struct mokd_trace;
 struct mokd_inherited;
 struct mokd_listener;
+struct mokd_mps;
 struct mokd_service;
 struct mokd_session;
 struct mokd_state;
@@ -52,6 +54,7 @@ struct mokd_server {
     const struct mokd_options *options;
     struct mokd_listener *listener, *admin_listener;
     struct mokd_service *service;
+    struct mokd_mps *mps; /* NULL: none of our own */
     struct mokd_device **devices; /* [n_devices], by index */
     size_t n_devices;
     struct mokd_session_list sessions; /* every connection, also those that are closing */
@@ -63,6 +66,7 @@ struct mokd_server {
     struct mokd_job_total_list job_totals;
     struct rack *rack;      /* the other nodes; NULL: there are none */
     struct mokd_rack_groups *rack_groups; /* groups over nodes; NULL: there are none */
+    struct mokd_trace *trace; /* the one under way */
     struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */
     uint8_t boot_id[16];

@@ -12,6 +12,7 @@
 #include "names.h"
 #include "state.h"
 #include "timer.h"
+#include "trace.h"
 
 #define GREETING_MS 10000u
 /* Connections of a user that are no session. */
@@ -152,6 +153,7 @@ void mokd_session_close(struct mokd_session *session, int code, const char *text
     uncount(session);
     mokd_queues_close(session, code ? code : -MOK_ESESSION);
     mokd_members_fail(session);
+    mokd_trace_hurry(session->server, session);
     if (away) {
         mokd_session_unref(session); /* may be its end */
         return;

@@ -34,19 +34,33 @@ static int try_pipe(const char *path)
     return fd < 0 ? errno : 0;
 }
 
-int mokd_sharing_check(const struct mokd_config *config, struct mokd_error *error)
+int mokd_sharing_answers(const char *directory)
 {
     char path[MOKD_PATH_MAX + 16];
     struct stat about;
 
-    if (config->sharing != MOKD_SHARING_MPS)
-        return 0;
-    snprintf(path, sizeof(path), "%s/control", config->mps_pipe);
-    int reason = stat(path, &about) < 0 ? errno : S_ISFIFO(about.st_mode) ? try_pipe(path) : try_socket(path);
+    snprintf(path, sizeof(path), "%s/control", directory);
+    return stat(path, &about) < 0 ? errno : S_ISFIFO(about.st_mode) ? try_pipe(path) : try_socket(path);
+}
+
+static int check_directory(const char *directory, struct mokd_error *error)
+{
+    int reason = directory[0] ? mokd_sharing_answers(directory) : 0;
+
     if (reason == 0)
         return 0;
     return mokd_error_set(error, -MOK_ESHARING,
                           "sharing = mps: no MPS control daemon answers in mps_pipe = %s (%s); start one there with "
                           "nvidia-cuda-mps-control -d, or set sharing = slices",
-                          config->mps_pipe, strerror(reason));
+                          directory, strerror(reason));
+}
+
+int mokd_sharing_check(const struct mokd_config *config, struct mokd_error *error)
+{
+    if (config->sharing != MOKD_SHARING_MPS || config->mps == MOKD_MPS_OWN)
+        return 0;
+    int r = check_directory(config->mps_pipe, error);
+    for (size_t i = 0; r == 0 && i < config->n_devices; i++)
+        r = check_directory(config->devices[i].mps_pipe, error);
+    return r;
 }

@@ -378,7 +378,7 @@ static char **environment_of(const struct mokd_config *config, const struct mokd
     char visible[sizeof(VISIBLE) + 16] = VISIBLE, pipe[sizeof(PIPE) + MOKD_PATH_MAX];
     if (device->kind == MOK_DEVICE_CUDA)
         snprintf(visible, sizeof(visible), VISIBLE "%u", device->cuda);
-    snprintf(pipe, sizeof(pipe), PIPE "%s", mps ? config->mps_pipe : NO_PIPE);
+    snprintf(pipe, sizeof(pipe), PIPE "%s", mps && device->mps_pipe[0] ? device->mps_pipe : NO_PIPE);
     list[0] = strdup(visible);
     list[1] = list[0] ? strdup(pipe) : NULL;
     list[2] = list[1] ? strdup(ORDER "PCI_BUS_ID") : NULL;

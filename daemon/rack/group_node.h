@@ -25,7 +25,6 @@
 #define GROUP_MAX_NODES 128u
 #define GROUP_PREPARE_MS 60000u /* for a node's part of a collective call, however large its memory */
 #define GROUP_MAX_MEETINGS 4096u
-#define GROUP_MAX_CALLS 512u      /* of a rank that wait at once; more than a session may have */
 #define GROUP_ID_FLAG 0x80000000u /* in ids that nodes have in common; a node's own ones are below it */
 
 /* A rank of a group that has formed. */

@@ -198,12 +198,23 @@ static void close_socket(void **socket)
     *socket = NULL;
 }
 
+/*
+ * The telling ends before the listener goes: an I/O thread that has something to tell, and nobody to tell it to, waits
+ * for ever, and all connections with it.
+ */
+static void close_monitored(void **socket, void **monitor)
+{
+    if (*socket)
+        zmq_socket_monitor(*socket, NULL, 0);
+    close_socket(monitor);
+    close_socket(socket);
+}
+
 void rack_sockets_close(struct rack_link *link)
 {
     for (size_t i = 0; i < RACK_MAX_NODES; i++)
         rack_connection_close(&link->connections[i]);
-    close_socket(&link->router);
-    close_socket(&link->router_monitor);
+    close_monitored(&link->router, &link->router_monitor);
     close_socket(&link->zap);
     rack_gate_close(&link->gate);
     if (link->context)
@@ -215,8 +226,7 @@ void rack_sockets_close(struct rack_link *link)
 
 void rack_connection_close(struct rack_connection *connection)
 {
-    close_socket(&connection->dealer);
-    close_socket(&connection->monitor);
+    close_monitored(&connection->dealer, &connection->monitor);
     connection->connected = connection->dead = false;
 }
 

@@ -405,6 +405,9 @@ static void execute(struct dispatcher *d, struct dispatcher_command *command)
     case COMMAND_STATS:
         stats(d, command);
         break;
+    case COMMAND_TRACE:
+        trace_begin(d, command->trace);
+        break;
     case COMMAND_OP_QUERY:
         r = op_query(command);
         break;

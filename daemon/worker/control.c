@@ -297,6 +297,7 @@ int control_serve(int fd)
     while (c->fd >= 0 && c->unsent.packets)
         wait_and_handle(c);
     int error = c->error;
+    control_release_trace(c);
     control_release_stats(c);
     mok_wire_queue_clear(&c->unsent);
     mok_close(c->fd);

@@ -17,6 +17,8 @@ struct control {
     struct dispatcher *dispatcher; /* NULL before start */
     struct mok_stats *stats;
     bool stats_mapped; /* else allocated */
+    struct mok_trace *trace; /* mapped; NULL: none */
+    uint64_t trace_bytes;
     struct reaper *reaper;
     struct worker_tables tables;
     struct dispatcher_command stop;
@@ -39,6 +41,8 @@ void control_reply_started(struct control *c, uint64_t request);
 void control_handle(struct control *c, const Mok__WorkerRequest *request, struct mok_wire_fds *fds);
 /* A command has come back: takes what it closed out of the tables, into command->load. */
 void control_collect(struct control *c, struct dispatcher_command *command);
+/* Memory of a trace that nobody writes to any more; none is fine. */
+void control_release_trace(struct control *c);
 /* The page for numbers; once the dispatcher is freed. */
 void control_release_stats(struct control *c);
 /* Whatever is left; only once the dispatcher has ended. */

@@ -143,6 +143,7 @@ void count_completed(struct dispatcher *d, struct worker_queue *queue, unsigned 
     mok_stats_add(&stats->rows, cqe->rows);
     mok_stats_add(&stats->tokens, code ? 0 : op->tokens);
     mok_stats_record(histogram_of(d, op, MOK_LATENCY_TOTAL), since(d->now_ns, op->taken_ns));
+    trace_completed(d, op, cqe);
     MOK_PROBE4(op_finish, queue->id, op->layer->id, cqe->result, op->user_data);
 }
 
@@ -154,11 +155,13 @@ void count_phase_start(struct dispatcher *d, struct worker_layer *layer, enum mo
 
     if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE) {
         mok_stats_record(histogram_of(d, op, MOK_LATENCY_QUEUE), since(d->now_ns, op->taken_ns));
+        trace_waited(d, op, MOK_LATENCY_QUEUE, op->taken_ns, d->now_ns);
         MOK_PROBE4(op_start, op->queue->id, layer->id, op->opcode, op->user_data);
         return;
     }
     enum mok_latency waited = phase == MOK_PHASE_MAIN ? MOK_LATENCY_READY : MOK_LATENCY_PUSH;
     mok_stats_record(histogram_of(d, op, waited), since(layer->runnable_ns, op->waits_ns));
+    trace_waited(d, op, waited, op->waits_ns, layer->runnable_ns);
 }
 
 static void count_experts(struct mok_stats *stats, struct mok_stats_layer *slot, const struct worker_layer *layer,
@@ -205,6 +208,7 @@ void count_phase_end(struct dispatcher *d, struct worker_layer *layer, const str
     struct worker_op *op = layer->first;
 
     op->waits_ns = d->now_ns;
+    trace_phase_end(d, op, d->running_phase);
     mok_stats_add(&stats->phases[d->running_phase], 1);
     mok_stats_add(&stats->phase_ns[d->running_phase], result->device_ns);
     if (result->status < 0 || d->running_phase == MOK_PHASE_PREPARE)

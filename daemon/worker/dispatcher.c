@@ -207,7 +207,9 @@ static void sleep_a_while(struct dispatcher *d)
         if (count > 0)
             worker_silence(d->bell);
         mok_stats_add(&d->stats->wakeups, 1);
-        mok_stats_add(&d->stats->sleep_ns, mok_now_ns() - d->now_ns);
+        uint64_t woken_ns = mok_now_ns();
+        mok_stats_add(&d->stats->sleep_ns, woken_ns - d->now_ns);
+        trace_slept(d, d->now_ns, woken_ns);
     }
     set_sleeping(d, false);
 }

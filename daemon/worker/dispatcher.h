@@ -35,6 +35,7 @@ enum dispatcher_command_kind {
     COMMAND_LAYER_CLOSE, /* as LAYER_BIND; but once layer or group is broken it is answered when nothing of it runs */
     COMMAND_SHARE,       /* what a user may claim from now on */
     COMMAND_STATS,
+    COMMAND_TRACE, /* into `trace` from now on, NULL: nowhere; the one before is let go of by the answer */
     COMMAND_OP_QUERY,
     COMMAND_STOP, /* completes all that is owed with `code`, closes the rings, ends the thread */
 };
@@ -48,6 +49,7 @@ struct dispatcher_command {
     struct worker_buffer *buffer;
     struct worker_group *group;
     struct worker_layer *layer;
+    struct mok_trace *trace;
     int code; /* what GROUP_FAIL, LAYER_FAIL, QUEUE_CLOSE and STOP tell the clients */
     uint32_t rank;
     struct worker_span span[WORKER_PARAM_COUNT]; /* LAYER_BIND */

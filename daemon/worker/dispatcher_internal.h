@@ -7,6 +7,7 @@
  *   operations.c   an operation from submission to completion; groups that break
  *   phases.c       the engine: who gets it, with which arguments
  *   commands.c     what the control thread asks for
+ *   trace.c        events for whoever asks for them
  *   count.c        numbers for whoever looks from outside
  */
 #ifndef MOK_WORKER_DISPATCHER_INTERNAL_H
@@ -29,6 +30,9 @@ struct dispatcher {
     int bell, epoll, report_fd;
     pthread_t thread;
     struct mok_stats *stats;
+    struct mok_trace *trace; /* NULL: nobody wants to know */
+    uint32_t traced_queue, traced_layer; /* whose phase runs, for the engine's threads */
+    uint64_t phase_started_ns;
     unsigned stats_slot; /* where the next queue looks for one first */
 
     /* both threads, and those of the engine */
@@ -105,6 +109,16 @@ void count_completed(struct dispatcher *d, struct worker_queue *queue, unsigned 
 /* The engine starts on a phase of the layer's first operation; has ended it. */
 void count_phase_start(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase);
 void count_phase_end(struct dispatcher *d, struct worker_layer *layer, const struct mok_op_result *result);
+
+/* trace.c */
+void trace_begin(struct dispatcher *d, struct mok_trace *trace); /* NULL: ends it */
+/* Each is quick, and nothing at all while there is no trace. */
+void trace_completed(struct dispatcher *d, const struct worker_op *op, const struct mok_cqe *cqe);
+void trace_waited(struct dispatcher *d, const struct worker_op *op, enum mok_latency what, uint64_t since_ns,
+                  uint64_t until_ns);
+void trace_phase_next(struct dispatcher *d, const struct worker_layer *layer); /* before the engine starts */
+void trace_phase_end(struct dispatcher *d, const struct worker_op *op, enum mok_phase phase);
+void trace_slept(struct dispatcher *d, uint64_t since_ns, uint64_t until_ns);
 
 /* commands.c */
 bool commands_take(struct dispatcher *d);

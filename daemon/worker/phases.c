@@ -186,6 +186,7 @@ bool phases_start(struct dispatcher *d)
         phase_done(d, layer, &result);
         return true;
     }
+    trace_phase_next(d, layer);
     int r = d->ops->start(layer->engine_layer, &layer->args, phase);
     if (r < 0) {
         result = (struct mok_op_result){ .status = r };

@@ -289,6 +289,40 @@ static int op_query(struct control *c, const Mok__OpQuery *request, struct dispa
     return 0;
 }
 
+/* ------------------------------------------------------------------ traces */
+
+void control_release_trace(struct control *c)
+{
+    mok_memory_unmap(c->trace, c->trace_bytes);
+    c->trace = NULL;
+}
+
+static int trace(struct control *c, const Mok__WorkerTrace *request, struct mok_wire_fds *fds,
+                 struct dispatcher_command *command)
+{
+    struct mok_message *message = &command->report.message;
+    uint64_t least = mok_trace_bytes(1);
+    void *memory = NULL;
+
+    command->kind = COMMAND_TRACE;
+    if (!request->bytes)
+        return 0;
+    if (c->trace)
+        return objects_refuse(message, -MOK_EBUSY, "trace: one is under way");
+    if (mok_wire_fds_expect(fds, 1) < 0)
+        return objects_refuse(message, -MOK_EPROTO, "descriptors: bound 1, the memory for events");
+    if (request->bytes < least || request->bytes > UINT32_MAX)
+        return objects_refuse(message, -MOK_ESIZE, "bytes: %" PRIu64 ", bound %" PRIu64 "..%u", request->bytes, least,
+                              UINT32_MAX);
+    int r = mok_memory_map(fds->fd[0], request->bytes, MOK_MAP_WRITE | MOK_MAP_POPULATE, &memory);
+    if (r < 0)
+        return objects_refuse(message, r, "trace: the memory cannot be mapped: %s", mok_error_text(r));
+    c->trace = command->trace = memory;
+    c->trace_bytes = request->bytes;
+    c->trace->capacity = (uint32_t)((request->bytes - sizeof(struct mok_trace)) / sizeof(struct mok_trace_event));
+    return 0;
+}
+
 /* ------------------------------------------------------------------ start */
 
 /* The doorbell is read after each wake-up, which must not wait for the next one. */
@@ -452,6 +486,8 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
         return layer_fail(c, request->layer_fail, command);
     case MOK__WORKER_REQUEST__BODY_PING:
         return ping(c, command);
+    case MOK__WORKER_REQUEST__BODY_TRACE:
+        return trace(c, request->trace, fds, command);
     case MOK__WORKER_REQUEST__BODY_OP_QUERY:
         return op_query(c, request->op_query, command);
     default:
@@ -552,6 +588,10 @@ void control_collect(struct control *c, struct dispatcher_command *command)
         return;
     case COMMAND_GROUP_CLOSE:
         collect_group(c, command->group, &command->load);
+        return;
+    case COMMAND_TRACE:
+        if (!command->trace)
+            control_release_trace(c);
         return;
     default:
         return;

@@ -20,6 +20,7 @@
 #include "queue.h"
 #include "report.h"
 #include "stats.h"
+#include "trace_events.h"
 
 #define worker_container_of(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 

@@ -306,7 +306,7 @@ static void clear_progress(struct mok_engine_layer *layer, enum mok_phase phase)
         return;
     }
     for (stage = 0; stage < MOK_STAGES; stage++)
-        layer->progress[(size_t)stage * layer->max_slots] = (struct mok_host_progress){ 0, 0 };
+        layer->progress[(size_t)stage * layer->max_slots] = (struct mok_host_progress){ 0 };
 }
 
 /* With the lock held. `before`: what the operation's phases before this one say; a refused phase ends as one that
@@ -390,6 +390,15 @@ static void host_abort(struct mok_engine *engine)
     pthread_mutex_unlock(&engine->lock);
 }
 
+static void host_trace(struct mok_engine *engine, void (*told)(void *cookie, const struct mok_engine_span *span),
+                       void *cookie)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->told = told;
+    engine->told_cookie = cookie;
+    pthread_mutex_unlock(&engine->lock);
+}
+
 const struct mok_engine_ops mok_host_engine = {
     .name = "host",
     .kind = MOK_DEVICE_HOST,
@@ -405,4 +414,5 @@ const struct mok_engine_ops mok_host_engine = {
     .start = host_start,
     .poll = host_poll,
     .abort = host_abort,
+    .trace = host_trace,
 };

@@ -116,6 +116,7 @@ extern const struct mok_host_program mok_host_prepare, mok_host_forward, mok_hos
 /* A stage's progress in one slot of the ring: turns that are complete, tasks left of the one in progress. */
 struct mok_host_progress {
     uint64_t turns, left;
+    uint64_t started_ns; /* of the turn in progress, while somebody wants to know */
 };
 
 /* The phase that runs. Fields below the line change under the engine's lock only. */
@@ -167,6 +168,8 @@ struct mok_engine {
     pthread_cond_t work, moved;
     /* under the lock */
     bool stop, aborted;
+    void (*told)(void *cookie, const struct mok_engine_span *span); /* of a trace; NULL: none */
+    void *told_cookie;
     bool ended;     /* and not yet told by poll */
     uint64_t phase; /* phases started */
     struct mok_host_op op;

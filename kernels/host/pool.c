@@ -76,6 +76,8 @@ static bool open_head(struct mok_engine *engine, enum mok_host_list list, bool *
             continue;
         }
         mok_host_progress_of(op, head->group.stage, head->group.slot)->left = head->group.tasks;
+        if (engine->told)
+            mok_host_progress_of(op, head->group.stage, head->group.slot)->started_ns = mok_host_now_ns();
         head->next = 0;
         head->open = true;
     }
@@ -96,12 +98,45 @@ static bool take(struct mok_engine *engine, enum mok_host_list list, struct mok_
     return true;
 }
 
+static enum mok_engine_work work_of(enum mok_host_stage stage)
+{
+    static const enum mok_engine_work works[MOK_STAGES] = {
+        [MOK_STAGE_COUNT] = MOK_WORK_SCHEDULE,           [MOK_STAGE_SCAN] = MOK_WORK_SCHEDULE,
+        [MOK_STAGE_FILL] = MOK_WORK_SCHEDULE,            [MOK_STAGE_DISPATCH] = MOK_WORK_DISPATCH,
+        [MOK_STAGE_GATE_UP] = MOK_WORK_GATE_UP,          [MOK_STAGE_DOWN] = MOK_WORK_DOWN,
+        [MOK_STAGE_COMBINE] = MOK_WORK_COMBINE,          [MOK_STAGE_D_HIDDEN] = MOK_WORK_D_HIDDEN,
+        [MOK_STAGE_D_INPUT] = MOK_WORK_D_INPUT,          [MOK_STAGE_WGRAD] = MOK_WORK_WGRAD,
+        [MOK_STAGE_SHARED_GATE_UP] = MOK_WORK_SHARED,    [MOK_STAGE_SHARED_DOWN] = MOK_WORK_SHARED,
+        [MOK_STAGE_SHARED_D_HIDDEN] = MOK_WORK_SHARED,   [MOK_STAGE_SHARED_D_INPUT] = MOK_WORK_SHARED,
+        [MOK_STAGE_SHARED_WGRAD] = MOK_WORK_SHARED,      [MOK_STAGE_REDUCE] = MOK_WORK_REDUCE,
+    };
+
+    return works[stage];
+}
+
+/* A turn that began before anybody wanted to know has no beginning to tell. */
+static void tell(struct mok_engine *engine, const struct mok_host_group *group, struct mok_host_progress *progress)
+{
+    struct mok_engine_span span = { .work = work_of(group->stage),
+                                    .slot = group->slot,
+                                    .turn = (uint32_t)group->turn,
+                                    .start_ns = progress->started_ns,
+                                    .end_ns = mok_host_now_ns() };
+
+    progress->started_ns = 0;
+    if (span.start_ns)
+        engine->told(engine->told_cookie, &span);
+}
+
 static void finish(struct mok_engine *engine, const struct mok_host_group *group)
 {
     struct mok_host_progress *progress = mok_host_progress_of(&engine->op, group->stage, group->slot);
 
-    if (--progress->left == 0)
-        complete_group(engine, group);
+    if (--progress->left > 0)
+        return;
+    if (engine->told)
+        tell(engine, group, progress);
+    complete_group(engine, group);
 }
 
 static uint64_t next_random(uint64_t *state)

@@ -179,8 +179,12 @@ static int usage(FILE *file)
                   "  queue   round trip of a no-op, sleeping and polling worker\n"
                   "  layer   forward and backward of a layer, beside dense SGEMM of the same FLOPs\n"
                   "  engine  the host engine in this process: sweeps of ring, minibatch, comm units and EP\n"
+                  "  metrics what being scraped costs a busy mokd, and what an idle one takes\n"
+                  "  crowd   many sessions with many operations in flight each\n"
                   "  mxfp8   accuracy of the two MXFP8 scale rules\n"
-                  "  sim     racks of up to 18 nodes x 4 devices in virtual time\n\n"
+                  "  mesh    a million small commands between two nodes of a rack, both ways\n"
+                  "  sim     racks of up to 18 nodes x 4 devices in virtual time\n"
+                  "  rack    groups over daemons: time to form and to leave one\n\n"
                   "Every command takes --json (one object a line) and --help. mokd is started on the spot.\n");
     return file == stdout ? 0 : 2;
 }
@@ -198,10 +202,18 @@ int main(int argc, char **argv)
         return bench_layer(argc - 1, argv + 1);
     if (strcmp(argv[1], "engine") == 0)
         return bench_engine(argc - 1, argv + 1);
+    if (strcmp(argv[1], "metrics") == 0)
+        return bench_metrics(argc - 1, argv + 1);
+    if (strcmp(argv[1], "crowd") == 0)
+        return bench_crowd(argc - 1, argv + 1);
     if (strcmp(argv[1], "mxfp8") == 0)
         return bench_mxfp8(argc - 1, argv + 1);
+    if (strcmp(argv[1], "mesh") == 0)
+        return bench_mesh(argc - 1, argv + 1);
     if (strcmp(argv[1], "sim") == 0)
         return bench_sim(argc - 1, argv + 1);
+    if (strcmp(argv[1], "rack") == 0)
+        return bench_rack(argc - 1, argv + 1);
     fprintf(stderr, "mok-bench: unknown command '%s'\n", argv[1]);
     return usage(stderr);
 }

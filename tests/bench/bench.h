@@ -55,6 +55,10 @@ int bench_queue(int argc, char **argv);
 int bench_layer(int argc, char **argv);
 int bench_engine(int argc, char **argv);
 int bench_mxfp8(int argc, char **argv);
+int bench_metrics(int argc, char **argv);
+int bench_crowd(int argc, char **argv);
+int bench_mesh(int argc, char **argv);
 int bench_sim(int argc, char **argv);
+int bench_rack(int argc, char **argv);
 
 #endif

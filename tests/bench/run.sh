@@ -48,7 +48,9 @@ mkdir -p "$out"
 } > "$out/plain-host.jsonl"
 "$bench" engine --json > "$out/sweep-host.jsonl"
 "$bench" engine --sweep comm --threads 2 --json >> "$out/sweep-host.jsonl"
+"$bench" mesh --json > "$out/mesh.jsonl"
 "$bench" sim --rounds 10 --json > "$out/sim-rack.jsonl"
+"$bench" rack --json > "$out/rack.jsonl"
 dump=$(mktemp)
 trap 'rm -f "$dump"' EXIT
 tests/bench/with_mokd.sh "$build" "$build/client/examples/train_moe_lm" --ranks 1 --devices 0 --quiet --dump "$dump"

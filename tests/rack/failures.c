@@ -6,9 +6,12 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+
 #include <cmocka.h>
+
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,10 +20,22 @@
 #include "rack_stack.h"
 #include "workload.h"
 
-static const struct workload wide = { .hidden = 96, .intermediate = 64, .experts = 6, .topk = 3, .ep = 3, .max_tokens = 48,
-                                      .context_mode = MOK_CONTEXT_FULL, .seed = 22 };
-static const struct workload narrow = { .hidden = 96, .intermediate = 64, .experts = 6, .topk = 3, .ep = 2,
-                                        .max_tokens = 48, .context_mode = MOK_CONTEXT_FULL, .seed = 23 };
+static const struct workload wide = { .hidden = 96,
+                                      .intermediate = 64,
+                                      .experts = 6,
+                                      .topk = 3,
+                                      .ep = 3,
+                                      .max_tokens = 48,
+                                      .context_mode = MOK_CONTEXT_FULL,
+                                      .seed = 22 };
+static const struct workload narrow = { .hidden = 96,
+                                        .intermediate = 64,
+                                        .experts = 6,
+                                        .topk = 3,
+                                        .ep = 2,
+                                        .max_tokens = 48,
+                                        .context_mode = MOK_CONTEXT_FULL,
+                                        .seed = 23 };
 
 /* ---------------------------------------------------------------- ranks that step until something happens */
 
@@ -30,12 +45,19 @@ struct runner {
     const struct workload *problem;
     const char *group;
     uint32_t rank, node, device;
-    int limit; /* steps; 0: until an error */
+    int limit;  /* steps; 0: until an error, or as many as *until */
+    int *until; /* 0: not known yet; the same for all ranks of a group */
     int steps, code;
     double ended_ms;
     char text[512];
     struct workload_rank state;
 };
+
+static bool is_enough(const struct runner *r)
+{
+    int until = r->until ? __atomic_load_n(r->until, __ATOMIC_ACQUIRE) : 0;
+    return until && r->steps >= until;
+}
 
 static void *run(void *argument)
 {
@@ -43,7 +65,7 @@ static void *run(void *argument)
 
     r->code = workload_open(&r->state, r->problem, r->rank, 48, 48u * r->rank, r->rack->node[r->node].socket, r->group,
                             r->device);
-    while (r->code == 0 && (!r->limit || r->steps < r->limit)) {
+    while (r->code == 0 && (!r->limit || r->steps < r->limit) && !is_enough(r)) {
         r->code = workload_step(&r->state, NULL, NULL);
         __atomic_add_fetch(&r->steps, r->code == 0, __ATOMIC_RELEASE);
     }
@@ -62,8 +84,9 @@ static void *run(void *argument)
 static void begin(struct runner *r, const struct rack_stack *rack, const struct workload *problem, const char *group,
                   uint32_t rank, uint32_t node, uint32_t device, int limit)
 {
-    *r = (struct runner){ .rack = rack, .problem = problem, .group = group, .rank = rank, .node = node,
-                          .device = device, .limit = limit };
+    *r = (struct runner){
+        .rack = rack, .problem = problem, .group = group, .rank = rank, .node = node, .device = device, .limit = limit
+    };
     pthread_create(&r->thread, NULL, run, r);
 }
 
@@ -85,7 +108,8 @@ static void expect_peer(struct runner *r, const char *part, double since_ms, dou
 {
     pthread_join(r->thread, NULL);
     if (r->code != -MOK_EPEER || !strstr(r->text, "MOK_EPEER") || !strstr(r->text, part))
-        fail_msg("group %s rank %u got %d, \"%s\"; that does not say \"%s\"", r->group, r->rank, r->code, r->text, part);
+        fail_msg("group %s rank %u got %d, \"%s\"; that does not say \"%s\"", r->group, r->rank, r->code, r->text,
+                 part);
     if (r->ended_ms - since_ms > bound_ms)
         fail_msg("rank %u learnt it after %.0f ms, bound %.0f", r->rank, r->ended_ms - since_ms, bound_ms);
 }
@@ -115,20 +139,27 @@ static double bound_of(const struct rack_stack *rack)
 
 /* ---------------------------------------------------------------- daemons */
 
-/* Enough to last from before the loss until after it. */
-#define WELL_STEPS 2000
-
 /* One group over all three nodes, and one over the first two, which must not notice. */
 struct scene {
     struct runner hurt[3], well[2];
+    int until; /* of well */
 };
 
 static void set_scene(struct scene *scene, struct rack_stack *rack)
 {
     for (uint32_t rank = 0; rank < 3; rank++)
         begin(&scene->hurt[rank], rack, &wide, "hurt", rank, rank, 0, 0);
-    for (uint32_t rank = 0; rank < 2; rank++)
-        begin(&scene->well[rank], rack, &narrow, "well", rank, rank, 1, WELL_STEPS);
+    scene->until = 0;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        scene->well[rank] = (struct runner){ .rack = rack,
+                                             .problem = &narrow,
+                                             .group = "well",
+                                             .rank = rank,
+                                             .node = rank,
+                                             .device = 1,
+                                             .until = &scene->until };
+        pthread_create(&scene->well[rank].thread, NULL, run, &scene->well[rank]);
+    }
     await_steps(&scene->hurt[0], 3);
     await_steps(&scene->well[0], 3);
 }
@@ -137,7 +168,8 @@ static void end_scene(struct scene *scene, struct rack_stack *rack, const char *
 {
     expect_peer(&scene->hurt[0], says, since_ms, bound_of(rack));
     expect_peer(&scene->hurt[1], says, since_ms, bound_of(rack));
-    print_message("the other group made %d of %d steps by then\n", steps_of(&scene->well[0]), WELL_STEPS);
+    /* Neither rank is more than a step ahead of the other. */
+    __atomic_store_n(&scene->until, steps_of(&scene->well[0]) + 10, __ATOMIC_RELEASE);
     expect_well(&scene->well[0]);
     expect_well(&scene->well[1]);
 }
@@ -168,6 +200,7 @@ static void a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on(voi
     double since = stack_now_ms();
     kill(rack->node[2].mokd, SIGSTOP);
     end_scene(&scene, rack, "rank 2 is gone: node n2 was lost", since);
+    since = stack_now_ms();
     kill(rack->node[2].mokd, SIGCONT);
     expect_peer(&scene.hurt[2], "rank ", since, 30000);
     for (unsigned node = 0; node < 3; node++)
@@ -234,7 +267,8 @@ static void *run_opener(void *argument)
 {
     struct opener *o = argument;
 
-    o->code = workload_open(o->rank, &narrow, o->index, 48, 48u * o->index, o->rack->node[o->index].socket, "layers", 0);
+    o->code =
+        workload_open(o->rank, &narrow, o->index, 48, 48u * o->index, o->rack->node[o->index].socket, "layers", 0);
     return NULL;
 }
 
@@ -277,7 +311,7 @@ static void a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes(
 static void hundreds_of_groups_come_and_go_without_growth(void **state)
 {
     struct rack_stack *rack = *state;
-    enum { CYCLES = 150, WARM = 20 };
+    enum { CYCLES = 120, WARM = 20 };
     int descriptors[3];
     long kb[3];
 
@@ -301,7 +335,11 @@ static void hundreds_of_groups_come_and_go_without_growth(void **state)
             usleep(10000);
         }
         assert_true(now <= descriptors[node] + 4);
+#ifndef MOK_SANITIZED /* which keeps what is freed */
         assert_true(stack_resident_kb(rack->node[node].mokd) <= kb[node] + 4096);
+#else
+        (void)kb;
+#endif
     }
 }
 

@@ -3,7 +3,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+
 #include <cmocka.h>
+
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,8 +15,15 @@
 #include "rack_stack.h"
 #include "workload.h"
 
-static const struct workload base = { .hidden = 96, .intermediate = 64, .experts = 8, .topk = 3, .ep = 4, .max_tokens = 48,
-                                      .context_mode = MOK_CONTEXT_FULL, .seed = 21, .masked = 0.1f };
+static const struct workload base = { .hidden = 96,
+                                      .intermediate = 64,
+                                      .experts = 8,
+                                      .topk = 3,
+                                      .ep = 4,
+                                      .max_tokens = 48,
+                                      .context_mode = MOK_CONTEXT_FULL,
+                                      .seed = 21,
+                                      .masked = 0.1f };
 
 /* ---------------------------------------------------------------- ranks as threads */
 
@@ -35,7 +44,8 @@ static void *run_rank(void *argument)
     struct workload_rank rank;
 
     usleep((useconds_t)t->late_ms * 1000);
-    t->code = workload_open(&rank, t->problem, t->rank, 48 - 5 * t->rank, 48u * t->rank, t->socket, t->group, t->device);
+    t->code =
+        workload_open(&rank, t->problem, t->rank, 48 - 5 * t->rank, 48u * t->rank, t->socket, t->group, t->device);
     if (t->code < 0) {
         snprintf(t->text, sizeof(t->text), "%s", mok_last_error());
         return NULL;
@@ -132,8 +142,12 @@ static void begin_join(struct joiner *j, struct seat *seat, const char *group, u
                        uint32_t device, uint64_t timeout_ms)
 {
     *j = (struct joiner){ .seat = seat };
-    j->options = (mok_group_options){ .size = sizeof(j->options), .name = group, .ranks = ranks, .rank = rank,
-                                      .device = device, .timeout_ms = timeout_ms };
+    j->options = (mok_group_options){ .size = sizeof(j->options),
+                                      .name = group,
+                                      .ranks = ranks,
+                                      .rank = rank,
+                                      .device = device,
+                                      .timeout_ms = timeout_ms };
     pthread_create(&j->thread, NULL, run_joiner, j);
 }
 
@@ -216,8 +230,13 @@ static void *run_maker(void *argument)
 static void begin_make(struct maker *m, mok_group *group, uint32_t hidden, uint64_t timeout_ms)
 {
     *m = (struct maker){ .group = group, .timeout_ms = timeout_ms };
-    m->options = (mok_layer_options){ .size = sizeof(m->options), .hidden = hidden, .intermediate = 32, .experts = 6,
-                                      .topk = 2, .max_tokens = 16, .precision = MOK_BF16 };
+    m->options = (mok_layer_options){ .size = sizeof(m->options),
+                                      .hidden = hidden,
+                                      .intermediate = 32,
+                                      .experts = 6,
+                                      .topk = 2,
+                                      .max_tokens = 16,
+                                      .precision = MOK_BF16 };
     pthread_create(&m->thread, NULL, run_maker, m);
 }
 

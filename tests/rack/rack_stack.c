@@ -98,7 +98,8 @@ static int ask(const struct stack *node, Mok__Request *request, Mok__Reply **ret
         mok_wire_recv(fd, &mok__reply__descriptor, &message, NULL) != 1)
         return -1;
     mok_wire_free(message);
-    if (mok_wire_send(fd, &request->base, NULL, 0) < 0 || mok_wire_recv(fd, &mok__reply__descriptor, &message, NULL) != 1)
+    if (mok_wire_send(fd, &request->base, NULL, 0) < 0 ||
+        mok_wire_recv(fd, &mok__reply__descriptor, &message, NULL) != 1)
         return -1;
     *ret = (Mok__Reply *)message;
     return 0;

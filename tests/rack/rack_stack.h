@@ -12,7 +12,7 @@
 
 struct rack_stack_options {
     unsigned nodes;
-    unsigned devices; /* of each node; 0: 1 */
+    unsigned devices;                  /* of each node; 0: 1 */
     unsigned heartbeat_ms, timeout_ms; /* 0: 100 and 1000 */
     unsigned chaos_delay_us;
     const char *extra; /* more configuration, of all nodes; may be NULL */

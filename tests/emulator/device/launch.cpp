@@ -72,17 +72,23 @@ uint32_t room(const grid &g)
     return static_cast<uint32_t>(sms) * per_sm;
 }
 
-manners draw(chance &c, const grid &g)
+manners draw(chance &c)
 {
     static const uint32_t yields[] = { 2, 8, 64, 1000 }, late[] = { 0, 4, 4, 8 }, delays[] = { 50, 1000, 1000, 30000 };
-    const uint32_t whole = std::max(room(g) / g.cluster_size, 1u);
     manners m = {};
     m.yield_one_in = yields[c.below(4)];
     m.stay_of_8 = c.below(8);
     m.late_of_8 = late[c.below(4)];
     m.longest_delay = delays[c.below(4)];
-    m.resident = (c.one_in(4) ? 1 + c.below(whole) : whole) * g.cluster_size;
     return m;
+}
+
+/* Not always as many blocks at once as there is room for: others may use the device. */
+void admit(chance &c, grid &g)
+{
+    const uint32_t whole = std::max(room(g) / g.cluster_size, 1u);
+    g.at_once = (c.one_in(4) ? 1 + c.below(whole) : whole) * g.cluster_size;
+    g.alone = c.one_in(3);
 }
 
 std::atomic<uint64_t> launches{ 0 }, device_clock{ 0 };
@@ -118,6 +124,16 @@ void watch_faults()
             sigaction(n, &act, nullptr);
 }
 
+void run_grid(void *cookie);
+
+std::unique_ptr<grid> take_early(grid &last)
+{
+    std::unique_ptr<grid> next(static_cast<grid *>(emulated_stream_next_early(last.stream, run_grid)));
+    if (next)
+        admit(self->random, *next);
+    return next;
+}
+
 void run_grid(void *cookie)
 {
     std::unique_ptr<grid> g(static_cast<grid *>(cookie));
@@ -128,11 +144,13 @@ void run_grid(void *cookie)
     clock_gettime(CLOCK_MONOTONIC, &t);
     m.seed = mix(number_of("MOK_EMULATOR_SEED", 1) * 0x9e3779b97f4a7c15ull + g->number) | 1;
     m.random.state = m.seed;
-    m.with = draw(m.random, *g);
+    m.with = draw(m.random);
+    m.next_early = take_early;
+    admit(m.random, *g);
     m.now = std::max<uint64_t>(device_clock,
                                static_cast<uint64_t>(t.tv_sec) * 1000000000ull + static_cast<uint64_t>(t.tv_nsec));
     self = &m;
-    m.run(*g);
+    m.run(std::move(g));
     self = nullptr;
     uint64_t seen = device_clock;
     while (seen < m.now && !device_clock.compare_exchange_weak(seen, m.now)) {
@@ -161,7 +179,7 @@ cudaError_t launch(const void *kernel, dim3 size, dim3 block, size_t shared_byte
     g->blocks = static_cast<uint64_t>(size.x) * size.y * size.z;
     g->shared_bytes = static_cast<uint32_t>(shared_bytes);
     g->cluster_size = cluster_of(kernel);
-    g->early = early;
+    g->stream = stream;
     g->body = std::move(body);
     if (g->threads == 0 || g->threads > 1024 || g->blocks == 0 || size.x % g->cluster_size || size.y > 65535 ||
         size.z > 65535)
@@ -174,7 +192,7 @@ cudaError_t launch(const void *kernel, dim3 size, dim3 block, size_t shared_byte
             return cudaErrorInvalidValue;
     }
     g->number = ++launches;
-    cudaError_t e = emulated_stream_call(stream, run_grid, g.get());
+    cudaError_t e = emulated_stream_call(stream, run_grid, g.get(), early);
     if (e == cudaSuccess)
         g.release();
     return e;

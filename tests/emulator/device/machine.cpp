@@ -182,6 +182,7 @@ void machine::run_warp(warp *w)
     }
     if (b->alive == 0) {
         b->of->ended++;
+        changes++;
         progress++;
     }
 }
@@ -236,8 +237,7 @@ void machine::start_cluster(grid &g)
             warp &w = b->warps[t / 32];
             f.in = &w;
             f.lane = t % 32;
-            f.thread = { t % g.block_size.x, t / g.block_size.x % g.block_size.y,
-                         t / g.block_size.x / g.block_size.y };
+            f.thread = { t % g.block_size.x, t / g.block_size.x % g.block_size.y, t / g.block_size.x / g.block_size.y };
             w.lane[f.lane] = &f;
             w.alive |= 1u << f.lane;
         }
@@ -273,7 +273,7 @@ void machine::start_blocks(grid &g)
         } else {
             i++;
         }
-    while (g.started < g.blocks && (g.resident.size() + 1) * g.cluster_size <= std::max(with.resident, g.cluster_size))
+    while (g.started < g.blocks && (g.resident.size() + 1) * g.cluster_size <= std::max(g.at_once, g.cluster_size))
         start_cluster(g);
 }
 
@@ -325,7 +325,7 @@ void machine::report_deadlock()
 {
     fflush(stdout);
     fprintf(stderr, "emulator: every thread waits and nothing is under way\n");
-    for (grid *g : grids)
+    for (auto &g : grids)
         for (auto &c : g->resident)
             for (auto &b : c->blocks) {
                 const fiber *first = nullptr;
@@ -359,23 +359,48 @@ void machine::report_deadlock()
 
 /* ---- the loop ---- */
 
-void machine::run(grid &first)
+bool machine::all_ended() const
 {
-    grids.push_back(&first);
-    start_blocks(first);
-    while (first.ended < first.blocks || !events.empty()) {
+    return std::all_of(grids.begin(), grids.end(), [](const auto &g) { return g->completed; });
+}
+
+void machine::look_after_grids()
+{
+    for (size_t i = 0; i < grids.size(); i++) {
+        grid &g = *grids[i];
+        start_blocks(g);
+        if (g.ended < g.blocks || g.completed)
+            continue;
+        g.completed = true;
+        if (i + 1 < grids.size()) {
+            grids[i + 1]->previous_done = true;
+            wake_all(grids[i + 1]->waiting);
+        }
+    }
+    grid &last = *grids.back();
+    if (last.completed || last.alone || last.let_next < last.blocks)
+        return;
+    if (std::unique_ptr<grid> next = next_early(last)) {
+        next->previous_done = false;
+        grids.push_back(std::move(next));
+        start_blocks(*grids.back());
+    }
+}
+
+void machine::run(std::unique_ptr<grid> first)
+{
+    uint64_t seen = 0;
+    grids.push_back(std::move(first));
+    look_after_grids();
+    while (!all_ended() || !events.empty()) {
         while (!events.empty() && events.top().when <= now)
             next_event();
         if (runnable.empty()) {
-            if (first.started < first.blocks)
-                start_blocks(first);
-            if (!runnable.empty())
+            look_after_grids();
+            if (!runnable.empty() || (all_ended() && events.empty()))
                 continue;
-            if (events.empty()) {
-                if (first.ended == first.blocks)
-                    break;
+            if (events.empty())
                 report_deadlock();
-            }
             next_event();
             continue;
         }
@@ -383,17 +408,17 @@ void machine::run(grid &first)
         warp *w = runnable[pick];
         runnable[pick] = runnable.back();
         runnable.pop_back();
-        uint64_t ended = first.ended;
         do
             run_warp(w);
         while (w->ready && random.below(8) < with.stay_of_8);
         w->queued = w->ready != 0;
         if (w->queued)
             runnable.push_back(w);
-        if (first.ended != ended)
-            start_blocks(first);
+        if (seen != changes) {
+            seen = changes;
+            look_after_grids();
+        }
     }
-    start_blocks(first); /* clears what has ended */
     grids.clear();
 }
 

@@ -109,12 +109,14 @@ struct grid {
     const void *kernel;
     uint3 size, block_size;
     uint32_t cluster_size = 1, threads = 0, shared_bytes = 0;
-    bool early = false;
     cudaStream_t stream = nullptr;
     std::function<void()> body;
     uint64_t number = 0; /* of the process's launches */
     uint64_t blocks = 0, started = 0, ended = 0, let_next = 0;
-    bool previous_done = true;
+    uint32_t at_once = 0;         /* blocks that may be resident */
+    bool previous_done = true;    /* the kernel before it */
+    bool completed = false;       /* itself */
+    bool alone = false;           /* the next kernel does not start early, though it might */
     std::vector<fiber *> waiting; /* for the kernel before */
     std::vector<std::unique_ptr<cluster>> resident;
 };
@@ -149,7 +151,6 @@ struct manners {
     uint32_t stay_of_8;     /* a warp that can go on does so */
     uint32_t late_of_8;     /* copies that land, products that run, as late as they may */
     uint32_t longest_delay; /* of a copy, ns */
-    uint32_t resident;      /* blocks at once at most */
 };
 
 struct machine {
@@ -159,9 +160,13 @@ struct machine {
     manners with = {};
     std::vector<warp *> runnable;
     std::priority_queue<event> events;
-    std::vector<grid *> grids;
+    uint64_t changes = 0;                     /* blocks that ended or let the next kernel start */
+    std::vector<std::unique_ptr<grid>> grids; /* of a stream, in its order */
+    std::unique_ptr<grid> (*next_early)(
+        grid &last); /* the kernel that may start before the last one has ended, or NULL */
 
-    void run(grid &first);
+    /* Returns when all kernels have ended. */
+    void run(std::unique_ptr<grid> first);
     void wake(fiber *f);
     void wake_all(std::vector<fiber *> &waiting);
     void at(uint64_t when, std::function<void()> action);
@@ -170,7 +175,9 @@ struct machine {
     void yield();
 
   private:
+    bool all_ended() const;
     void start_blocks(grid &g);
+    void look_after_grids();
     void start_cluster(grid &g);
     void run_warp(warp *w);
     void end_fiber(fiber *f);

@@ -441,7 +441,9 @@ void let_next_kernel_start()
     if (!b.let_next) {
         b.let_next = true;
         b.of->let_next++;
+        self->changes++;
     }
+    maybe_yield();
 }
 
 } // namespace emu

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * As much of libcuda.so.1 as libmok uses, over ordinary memory: one GPU, and streams that are threads. For tests on
- * machines without a GPU. Linked by a test, it is what libmok's dlopen then finds.
+ * What a test without CUDA's headers may do with the emulated GPU: streams, and what the driver answers. A test that
+ * links it has it found by libmok's dlopen of libcuda.so.1.
  */
 #ifndef MOK_TEST_FAKE_CUDA_H
 #define MOK_TEST_FAKE_CUDA_H

@@ -253,9 +253,14 @@ EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void
     return stream_push(stream, (struct step){ .kind = STEP_CALL, .function = function, .cookie = data });
 }
 
-EXPORT cudaError_t emulated_stream_call(cudaStream_t stream, void (*run)(void *), void *cookie)
+EXPORT cudaError_t emulated_stream_call(cudaStream_t stream, void (*run)(void *), void *cookie, bool early)
 {
-    return stream_push(stream, (struct step){ .kind = STEP_CALL, .function = run, .cookie = cookie });
+    return stream_push(stream, (struct step){ .kind = STEP_CALL, .function = run, .cookie = cookie, .early = early });
+}
+
+EXPORT void *emulated_stream_next_early(cudaStream_t stream, void (*run)(void *))
+{
+    return stream_take_early(stream, run);
 }
 
 struct CUevent_st {

@@ -14,6 +14,7 @@ struct CUstream_st {
     pthread_cond_t moved; /* something was queued, or has ended */
     struct step *first, **end;
     uint64_t queued, done;
+    uint64_t taken; /* steps that the one that runs has taken over */
     bool stop;
 };
 
@@ -51,6 +52,12 @@ static void run_step(const struct step *step)
     }
 }
 
+static void drop_first(struct CUstream_st *s)
+{
+    s->first = s->first->next;
+    s->end = s->first ? s->end : &s->first;
+}
+
 static void *run(void *cookie)
 {
     struct CUstream_st *s = cookie;
@@ -64,13 +71,13 @@ static void *run(void *cookie)
             pthread_cond_wait(&s->moved, &s->lock);
             continue;
         }
-        s->first = step->next;
-        s->end = s->first ? s->end : &s->first;
+        drop_first(s);
         pthread_mutex_unlock(&s->lock);
         run_step(step);
         free(step);
         pthread_mutex_lock(&s->lock);
-        s->done++;
+        s->done += 1 + s->taken;
+        s->taken = 0;
         pthread_cond_broadcast(&s->moved);
     }
     pthread_mutex_unlock(&s->lock);
@@ -140,6 +147,24 @@ cudaError_t stream_push(struct CUstream_st *stream, struct step step)
     pthread_cond_broadcast(&s->moved);
     pthread_mutex_unlock(&s->lock);
     return cudaSuccess;
+}
+
+void *stream_take_early(struct CUstream_st *stream, void (*function)(void *))
+{
+    struct CUstream_st *s = which(stream);
+    struct step *step;
+    void *cookie = NULL;
+
+    pthread_mutex_lock(&s->lock);
+    step = s->first;
+    if (step && step->kind == STEP_CALL && step->early && step->function == function) {
+        cookie = step->cookie;
+        drop_first(s);
+        s->taken++;
+        free(step);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return cookie;
 }
 
 bool stream_wait(struct CUstream_st *stream, int timeout_ms)

@@ -3,6 +3,7 @@
 #ifndef MOK_EMULATED_CUDA_RUNTIME_API_H
 #define MOK_EMULATED_CUDA_RUNTIME_API_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -88,8 +89,13 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 
-/* How the device half of the emulator hands a kernel to a stream: `run` on the stream's thread, in order. */
-cudaError_t emulated_stream_call(cudaStream_t stream, void (*run)(void *cookie), void *cookie);
+/*
+ * How the device half of the emulator hands a kernel to a stream: `run` on the stream's thread, in order. `early`: the
+ * kernel before it may take it from the stream and run it by itself.
+ */
+cudaError_t emulated_stream_call(cudaStream_t stream, void (*run)(void *cookie), void *cookie, bool early);
+/* Inside such a `run`: the stream's next step's cookie, if it is an early kernel, which then counts as run; or NULL. */
+void *emulated_stream_next_early(cudaStream_t stream, void (*run)(void *cookie));
 
 #ifdef __cplusplus
 }

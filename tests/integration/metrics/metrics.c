@@ -17,6 +17,7 @@
 
 #include "actor.h"
 #include "http.h"
+#include "shell.h"
 #include "stack.h"
 #include "workload.h"
 
@@ -273,25 +274,6 @@ static void the_status_shows_devices_sessions_and_the_load_of_experts(void **sta
     workload_close(&rank);
 }
 
-/* The output of a command line; to be freed. */
-static char *output_of(const char *format, ...)
-{
-    char command[1024], *text = NULL;
-    size_t length = 0;
-    va_list arguments;
-
-    va_start(arguments, format);
-    vsnprintf(command, sizeof(command), format, arguments);
-    va_end(arguments);
-    FILE *pipe = popen(command, "re"), *out = open_memstream(&text, &length);
-    assert_true(pipe && out);
-    for (int c; (c = fgetc(pipe)) != EOF;)
-        fputc(c, out);
-    assert_int_equal(pclose(pipe), 0);
-    fclose(out);
-    return text;
-}
-
 static void top_shows_the_shares_of_the_time_between_two_looks(void **state)
 {
     struct actor actor;
@@ -301,7 +283,9 @@ static void top_shows_the_shares_of_the_time_between_two_looks(void **state)
     (void)state;
     assert_int_equal(actor_start(&actor, &script), 0);
     assert_int_equal(actor_await(&actor, ACTOR_STEPPING, LONG_MS), 0);
-    char *text = output_of("%s --socket %s top --once --json --interval 1", stack_program("client/mokctl"), stack.socket);
+    int code;
+    char *text = shell_output(&code, "%s --socket %s top --once --json --interval 1", stack_program("client/mokctl"), stack.socket);
+    assert_int_equal(code, 0);
     cJSON *root = cJSON_Parse(text);
     assert_non_null(root);
     const cJSON *device = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "devices"), 1);
@@ -315,7 +299,7 @@ static void top_shows_the_shares_of_the_time_between_two_looks(void **state)
     assert_true(cJSON_GetObjectItem(session, "ops_per_second")->valuedouble > 0);
     cJSON_Delete(root);
     free(text);
-    text = output_of("%s --socket %s top --once --interval 1", stack_program("client/mokctl"), stack.socket);
+    text = shell_output(&code, "%s --socket %s top --once --interval 1", stack_program("client/mokctl"), stack.socket);
     assert_non_null(strstr(text, "DEVICE"));
     assert_non_null(strstr(text, "100.0%"));
     free(text);

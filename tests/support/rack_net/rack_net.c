@@ -10,7 +10,7 @@
 #include "rack_key.h"
 #include "util.h"
 
-#define PATIENCE_NS 60000000000ull
+#define PATIENCE_S 60u
 
 static void must(bool condition, const char *what)
 {
@@ -188,9 +188,9 @@ void rack_net_turn_for(struct rack_net *net, uint32_t ms)
     uv_run(&net->loop, UV_RUN_NOWAIT);
 }
 
-void rack_net_until(struct rack_net *net, rack_net_condition done, const char *what)
+void rack_net_until_for(struct rack_net *net, rack_net_condition done, uint32_t seconds, const char *what)
 {
-    uint64_t end = mok_now_ns() + PATIENCE_NS;
+    uint64_t end = mok_now_ns() + (uint64_t)seconds * 1000000000u;
     uv_timer_t timer;
 
     uv_timer_init(&net->loop, &timer);
@@ -201,6 +201,11 @@ void rack_net_until(struct rack_net *net, rack_net_condition done, const char *w
     }
     uv_close((uv_handle_t *)&timer, NULL);
     uv_run(&net->loop, UV_RUN_NOWAIT);
+}
+
+void rack_net_until(struct rack_net *net, rack_net_condition done, const char *what)
+{
+    rack_net_until_for(net, done, PATIENCE_S, what);
 }
 
 /* ------------------------------------------------------------------ looking */

@@ -41,6 +41,7 @@ void rack_net_close(struct rack_net *net); /* stops all, removes the directory *
 /* Turns the loop until `done`; aborts with `what` when that takes a minute. */
 typedef bool (*rack_net_condition)(struct rack_net *net);
 void rack_net_until(struct rack_net *net, rack_net_condition done, const char *what);
+void rack_net_until_for(struct rack_net *net, rack_net_condition done, uint32_t seconds, const char *what);
 void rack_net_turn_for(struct rack_net *net, uint32_t ms);
 
 /* How node `of` sees node `number`. */

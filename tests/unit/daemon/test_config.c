@@ -239,6 +239,11 @@ static void refusals_name_line_key_value_and_bound(void **state)
     expect_refusal("[daemon]\nsharing = both\n" DEVICE, 2, "sharing = both: must be slices or mps");
     expect_refusal("[daemon]\nsharing = mps\n" DEVICE, 0, "mps_pipe is missing");
     expect_refusal("[daemon]\nmps_pipe = /run/mps\n" DEVICE, 0, "no meaning without sharing = mps");
+    expect_refusal("[daemon]\nmps = own\n" DEVICE, 0, "no meaning without sharing = mps");
+    expect_refusal("[daemon]\nsharing = mps\nmps_pipe = /m\nmps = theirs\n" DEVICE, 4, "must be site or own");
+    expect_refusal("[daemon]\ndevice_failure = ignore\n" DEVICE, 2, "must be serve or exit");
+    expect_refusal("[daemon]\nstart_timeout = 0\n" DEVICE, 2, "must be in 1..86400");
+    expect_refusal("[device a]\nmps_pipe = /run/mps\n", 0, "only a GPU with sharing = mps and mps = site has one");
 }
 
 static void refusals_name_structure(void **state)

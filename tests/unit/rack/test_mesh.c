@@ -144,6 +144,24 @@ static void a_restarted_peer_is_lost_first_and_has_a_new_boot_id(void **state)
     assert_true(rack_net_info(&net, 0, 1).epoch > epoch);
 }
 
+/* Connections are made anew all the time meanwhile, from both sides. */
+static void a_peer_that_comes_and_goes_stalls_nobody(void **state)
+{
+    (void)state;
+    net.timeout_ms = 5000;
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "not up");
+    for (unsigned i = 0; i < 60; i++) {
+        rack_net_stop(&net, 1);
+        rack_net_start(&net, 1);
+        if (i % 3 == 0)
+            rack_net_until(&net, rack_net_all_up, "the node that comes and goes does not come back");
+    }
+    rack_net_until(&net, rack_net_all_up, "the node that comes and goes does not come back");
+    assert_int_equal(rack_net_info(&net, 0, 2).epoch, 1);
+    assert_int_equal(rack_net_info(&net, 2, 0).epoch, 1);
+}
+
 static void a_silent_peer_is_suspected_then_lost(void **state)
 {
     (void)state;
@@ -313,6 +331,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_node_can_send_to_itself, open_two, close_net),
         cmocka_unit_test_setup_teardown(sending_to_who_is_not_up_is_refused, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_restarted_peer_is_lost_first_and_has_a_new_boot_id, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_peer_that_comes_and_goes_stalls_nobody, open_three, close_net),
         cmocka_unit_test_setup_teardown(a_silent_peer_is_suspected_then_lost, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_reload_adds_and_removes_nodes, open_three, close_net),
         cmocka_unit_test_setup_teardown(what_a_removed_node_sends_is_dropped_unread, open_two, close_net),
