@@ -367,6 +367,7 @@ void *rack_link_thread(void *argument)
         int n = gather(link, room, items);
         zmq_poll(items, n, busy ? 0 : IDLE_MS);
         uint64_t now_ns = mok_now_ns();
+        __atomic_store_n(&link->rounds, link->rounds + 1, __ATOMIC_RELAXED);
         if (!take_ops(link))
             return NULL;
         link->refused += rack_zap_serve(link->zap, is_allowed, link);
