@@ -461,11 +461,6 @@ void mokd_sessions_let_in(struct mokd_user *user)
 
 /* ------------------------------------------------------------------ what it may use */
 
-bool mokd_session_is_admin(const struct mokd_session *session)
-{
-    return session->admin || mokd_user_is_admin(session->user);
-}
-
 static void device_names(const struct mokd_config *config, uint64_t bits, char *ret, size_t size)
 {
     size_t used = 0;

@@ -125,9 +125,6 @@ void mokd_sessions_await(struct mokd_server *server);
 /* It is known which groups the user is in: his connections may speak. */
 void mokd_sessions_let_in(struct mokd_user *user);
 
-/* Of an administrator, or come through the administrators' door. */
-bool mokd_session_is_admin(const struct mokd_session *session);
-
 /* The device of an index, if the session's user may use it: -MOK_EACCESS, or as mokd_device_find. */
 int mokd_session_device(const struct mokd_session *session, uint32_t index, struct mokd_device **ret,
                         struct mokd_error *error);
