@@ -208,6 +208,31 @@ static void a_silent_peer_is_suspected_then_lost(void **state)
     assert_int_equal(rack_net_ping(&net, 0, 1, 1, 3, 0), -MOK_EPEER);
 }
 
+/* The second node's loop, which the test can leave standing while its sockets live. */
+static uv_loop_t second_loop;
+
+static bool both_are_up_by_two_loops(struct rack_net *it)
+{
+    uv_run(&second_loop, UV_RUN_NOWAIT);
+    return rack_net_all_up(it);
+}
+
+static void a_node_whose_loop_hangs_is_lost_and_comes_back(void **state)
+{
+    (void)state;
+    uv_loop_init(&second_loop);
+    net.node[1].loop = &second_loop;
+    net.timeout_ms = 1000;
+    rack_net_start_all(&net);
+    rack_net_until(&net, both_are_up_by_two_loops, "not up");
+    rack_net_until(&net, zero_has_lost_one, "a node whose loop hangs is not noticed");
+    rack_net_until(&net, both_are_up_by_two_loops, "the node does not come back");
+    assert_true(net.node[1].losses > 0); /* it learns that it was lost */
+    rack_net_stop(&net, 1);
+    uv_run(&second_loop, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&second_loop), 0);
+}
+
 static bool zero_and_one_are_up(struct rack_net *it)
 {
     return rack_net_info(it, 0, 1).state == RACK_UP && rack_net_info(it, 1, 0).state == RACK_UP;
@@ -445,6 +470,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_restarted_peer_is_lost_first_and_has_a_new_boot_id, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_peer_that_comes_and_goes_stalls_nobody, open_three, close_net),
         cmocka_unit_test_setup_teardown(a_silent_peer_is_suspected_then_lost, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_node_whose_loop_hangs_is_lost_and_comes_back, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_reload_adds_and_removes_nodes, open_three, close_net),
         cmocka_unit_test_setup_teardown(what_a_removed_node_sends_is_dropped_unread, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_key_that_is_not_in_the_inventory_is_refused_and_says_so, open_two, close_net),
