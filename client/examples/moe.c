@@ -13,6 +13,7 @@
 
 #define JOIN_MS 60000u               /* until all ranks of the job are there */
 #define ALLOC_MS 30000u              /* for each collective answer */
+#define RECOVER_MS 120000u           /* until mokd is back and all ranks have noticed */
 #define OPERATION_NS 120000000000ull /* counted from the moment all ranks joined the operation */
 #define VIEW_ALIGN 256u
 
@@ -40,6 +41,12 @@ struct moe {
 static int failed(int code, const char *what)
 {
     return fail(code, "%s: %s (%s)", what, mok_last_error(), mok_error_name(code));
+}
+
+/* Whether it is the end is decided by moe_recover. */
+static int operation_failed(int code, const char *what)
+{
+    return code == -MOK_EDAEMON ? code : failed(code, what);
 }
 
 size_t moe_weight_count(const struct moe *moe, enum moe_weight which)
@@ -340,7 +347,7 @@ int moe_forward(struct moe *moe, unsigned layer, unsigned micro)
     };
     int rc = mok_layer_forward(moe->layers[layer].layer, &args, &slot->forward);
 
-    return rc < 0 ? failed(rc, "mok_layer_forward") : 0;
+    return rc < 0 ? operation_failed(rc, "mok_layer_forward") : 0;
 }
 
 int moe_backward(struct moe *moe, unsigned layer, unsigned micro, int overwrite)
@@ -360,18 +367,19 @@ int moe_backward(struct moe *moe, unsigned layer, unsigned micro, int overwrite)
     };
     int rc = mok_layer_backward(moe->layers[layer].layer, &args, &slot->backward);
 
-    return rc < 0 ? failed(rc, "mok_layer_backward") : 0;
+    return rc < 0 ? operation_failed(rc, "mok_layer_backward") : 0;
 }
 
-static int finish(struct moe *moe, mok_ticket ticket, const char *what)
+static int finish(struct moe *moe, mok_ticket *ticket, const char *what)
 {
     mok_result result;
-    int rc = mok_wait(moe->session, ticket, -1, &result);
+    int rc = mok_wait(moe->session, *ticket, -1, &result);
 
+    *ticket = 0;
     if (rc == 0)
         rc = result.code;
     if (rc < 0)
-        return failed(rc, what);
+        return operation_failed(rc, what);
     moe->totals.operations++;
     moe->totals.rows += result.rows;
     moe->totals.dropped += result.dropped;
@@ -383,12 +391,35 @@ static int finish(struct moe *moe, mok_ticket ticket, const char *what)
 
 int moe_forward_wait(struct moe *moe, unsigned layer, unsigned micro)
 {
-    return finish(moe, moe->layers[layer].slots[micro].forward, "forward");
+    return finish(moe, &moe->layers[layer].slots[micro].forward, "forward");
 }
 
 int moe_backward_wait(struct moe *moe, unsigned layer, unsigned micro)
 {
-    return finish(moe, moe->layers[layer].slots[micro].backward, "backward");
+    return finish(moe, &moe->layers[layer].slots[micro].backward, "backward");
+}
+
+static void drop(struct moe *moe, mok_ticket *ticket)
+{
+    mok_result result;
+
+    if (*ticket)
+        mok_wait(moe->session, *ticket, -1, &result);
+    *ticket = 0;
+}
+
+int moe_recover(struct moe *moe)
+{
+    int rc;
+
+    for (unsigned l = 0; l < moe->config.layers; l++) {
+        for (unsigned m = 0; m < moe->config.micro_batches; m++) {
+            drop(moe, &moe->layers[l].slots[m].forward);
+            drop(moe, &moe->layers[l].slots[m].backward);
+        }
+    }
+    rc = mok_session_recover(moe->session, RECOVER_MS);
+    return rc < 0 ? failed(rc, "mok_session_recover") : 0;
 }
 
 struct moe_totals moe_totals(const struct moe *moe)

@@ -61,11 +61,16 @@ float *moe_gradients(struct moe *moe, unsigned layer, enum moe_weight which);
 /* Elements of that tensor on this rank. */
 size_t moe_weight_count(const struct moe *moe, enum moe_weight which);
 
-/* Submit; `overwrite`: weight gradients are replaced instead of added to. Waits return the operation's result. */
+/*
+ * Submit; `overwrite`: weight gradients are replaced instead of added to. Waits return the operation's result.
+ * -MOK_EDAEMON, without a message: mokd went away; moe_recover, then all operations of the step again, on all ranks.
+ */
 int moe_forward(struct moe *moe, unsigned layer, unsigned micro);
 int moe_forward_wait(struct moe *moe, unsigned layer, unsigned micro);
 int moe_backward(struct moe *moe, unsigned layer, unsigned micro, int overwrite);
 int moe_backward_wait(struct moe *moe, unsigned layer, unsigned micro);
+/* Collective: drops what is left of a step that was lost, and waits for the next mokd and the other ranks. */
+int moe_recover(struct moe *moe);
 
 struct moe_totals moe_totals(const struct moe *moe);
 

@@ -238,6 +238,38 @@ static void rank_close(struct rank *r)
     free(r->positions);
 }
 
+/*
+ * Forward and backward; sums of loss and stop requests over the ranks. When mokd went away on any rank, all do it again:
+ * nothing but what the step overwrites has been written.
+ */
+static int compute_step(struct rank *r, double sums[2])
+{
+    const struct options *o = r->options;
+    float scale = 1.0f / (float)((uint64_t)o->ranks * o->batch * o->seq);
+
+    for (;;) {
+        double all[3] = { 0 };
+        int rc = model_step(r->model, r->moe, r->text, r->positions, o->batch / o->micro_batches, scale, &all[0]);
+
+        if (rc < 0 && rc != -MOK_EDAEMON)
+            return rc;
+        all[1] = comm_stop_requested(r->comm);
+        all[2] = rc < 0;
+        rc = comm_sum_double(r->comm, r->rank, all, 3);
+        if (rc < 0)
+            return rc;
+        if (all[2] <= 0) {
+            memcpy(sums, all, 2 * sizeof(*sums));
+            return 0;
+        }
+        rc = moe_recover(r->moe);
+        if (rc < 0)
+            return rc;
+        if (r->rank == 0 && !o->quiet)
+            note("step %" PRIu64 " is done again: mokd was restarted", r->step + 1);
+    }
+}
+
 /* One optimizer step; the mean loss over all ranks' tokens, and whether to stop afterwards. */
 static int train_step(struct rank *r, double *ret_loss, int *ret_stop)
 {
@@ -248,12 +280,7 @@ static int train_step(struct rank *r, double *ret_loss, int *ret_stop)
 
     for (unsigned b = 0; b < o->batch; b++)
         r->positions[b] = text_position(r->text, o->window, o->seq, o->seed, r->step, (uint64_t)r->rank * o->batch + b);
-    rc = model_step(r->model, r->moe, r->text, r->positions, o->batch / o->micro_batches, 1.0f / (float)tokens,
-                    &sums[0]);
-    if (rc < 0)
-        return rc;
-    sums[1] = comm_stop_requested(r->comm);
-    rc = comm_sum_double(r->comm, r->rank, sums, 2);
+    rc = compute_step(r, sums);
     if (rc < 0)
         return rc;
     if (!isfinite(sums[0]))

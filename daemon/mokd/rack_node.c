@@ -28,6 +28,24 @@ void mokd_rack_stop(struct mokd_server *server)
     server->rack = NULL;
 }
 
+/* It turns at least once a second. */
+#define STILL_NS UINT64_C(10000000000)
+
+bool mokd_rack_lives(void *cookie)
+{
+    struct mokd_server *server = cookie;
+    uint64_t now = mok_now_ns();
+
+    if (!server->rack)
+        return true;
+    uint64_t rounds = rack_rounds(server->rack);
+    if (rounds != server->rack_rounds || server->rack_seen_ns == 0) {
+        server->rack_rounds = rounds;
+        server->rack_seen_ns = now;
+    }
+    return now - server->rack_seen_ns < STILL_NS;
+}
+
 static void swap_inventory(struct mokd_config *now, struct mokd_config *next)
 {
     struct rack_config rack = now->rack;

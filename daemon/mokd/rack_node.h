@@ -11,6 +11,8 @@ struct mokd_session;
 /* Nothing when the configuration has no [rack]: then server->rack is NULL. */
 int mokd_rack_start(struct mokd_server *server, struct mokd_error *error);
 void mokd_rack_stop(struct mokd_server *server);
+/* Whether the mesh's thread has turned of late; the cookie is the server. For mokd_service_watch. */
+bool mokd_rack_lives(void *cookie);
 /* Swaps the rack's part of a configuration that was read again for ours. A sentence in `failure` when it goes on as it
  * was. */
 void mokd_rack_reload(struct mokd_server *server, struct mokd_config *next, char *failure, size_t size);

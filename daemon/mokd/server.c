@@ -356,6 +356,8 @@ static int start(struct mokd_server *server)
     }
     if (r == 0)
         r = mokd_service_start(server, &server->service, &error);
+    if (r == 0 && server->rack)
+        mokd_service_watch(server->service, "rack", mokd_rack_lives, server);
     if (r < 0) {
         mok_log(MOK_LOG_ERROR, "server", "cannot start", "code=%s error=\"%s\"", mok_error_symbol(r), error.text);
         return r;

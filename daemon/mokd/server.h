@@ -81,6 +81,7 @@ struct mokd_server {
     struct mokd_fdstore *store;      /* and have; the state's */
     uv_prepare_t save;               /* writes the state down before the loop sleeps */
     struct mokd_timer *resume_deadline; /* of sessions that are away */
+    uint64_t rack_rounds, rack_seen_ns; /* of the mesh's thread, when it was last seen to turn: rack_node.c */
     bool stopping, workers_stopping, closing_sessions, handles_closed;
     int failure; /* why it stops before anybody asked it to */
     struct mokd_timer *stop_deadline;

@@ -316,3 +316,8 @@ void rack_link_stop(struct rack_link *link)
     pthread_mutex_destroy(&link->mutex);
     free(link);
 }
+
+uint64_t rack_link_rounds(const struct rack_link *link)
+{
+    return __atomic_load_n(&link->rounds, __ATOMIC_RELAXED);
+}

@@ -76,4 +76,7 @@ int rack_link_send_beat(struct rack_link *link, uint32_t slot, uint8_t *bytes, s
 struct rack_item *rack_link_take(struct rack_link *link);
 void rack_link_stats(struct rack_link *link, struct rack_link_stats *ret);
 
+/* Counts the turns of the link's thread, one a second at least: whoever sees it stand still knows that the thread hangs. */
+uint64_t rack_link_rounds(const struct rack_link *link);
+
 #endif

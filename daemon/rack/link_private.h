@@ -79,6 +79,7 @@ struct rack_link {
     struct rack_link_stats stats;
     bool reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
     bool kicked, woken, inbox_full, stop;
+    uint64_t rounds; /* turns of the thread; written by it alone, read without the mutex */
 
     /* The thread's own. */
     struct rack_connection connections[RACK_MAX_NODES]; /* by slot */

@@ -615,3 +615,8 @@ void rack_totals(const struct rack *rack, struct rack_totals *ret)
         .max_connections = stats.max_connections,
     };
 }
+
+uint64_t rack_rounds(const struct rack *rack)
+{
+    return rack_link_rounds(rack->link);
+}

@@ -141,5 +141,7 @@ struct rack_totals {
 };
 void rack_totals(const struct rack *rack, struct rack_totals *ret);
 uint32_t rack_timeout_ms(const struct rack *rack);
+/* Turns of its thread: as rack_link_rounds. */
+uint64_t rack_rounds(const struct rack *rack);
 
 #endif

@@ -182,6 +182,7 @@ static int usage(FILE *file)
                   "  metrics what being scraped costs a busy mokd, and what an idle one takes\n"
                   "  crowd   many sessions with many operations in flight each\n"
                   "  mxfp8   accuracy of the two MXFP8 scale rules\n"
+                  "  restart from the end of mokd to the next finished operation of a job\n"
                   "  mesh    a million small commands between two nodes of a rack, both ways\n"
                   "  sim     racks of up to 18 nodes x 4 devices in virtual time\n"
                   "  rack    groups over daemons: time to form and to leave one\n\n"
@@ -212,6 +213,8 @@ int main(int argc, char **argv)
         return bench_mesh(argc - 1, argv + 1);
     if (strcmp(argv[1], "sim") == 0)
         return bench_sim(argc - 1, argv + 1);
+    if (strcmp(argv[1], "restart") == 0)
+        return bench_restart(argc - 1, argv + 1);
     if (strcmp(argv[1], "rack") == 0)
         return bench_rack(argc - 1, argv + 1);
     fprintf(stderr, "mok-bench: unknown command '%s'\n", argv[1]);

@@ -59,6 +59,7 @@ int bench_metrics(int argc, char **argv);
 int bench_crowd(int argc, char **argv);
 int bench_mesh(int argc, char **argv);
 int bench_sim(int argc, char **argv);
+int bench_restart(int argc, char **argv);
 int bench_rack(int argc, char **argv);
 
 #endif

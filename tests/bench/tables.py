@@ -79,6 +79,12 @@ def daemon_cuda(rs):
     return table(["shape", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
 
 
+def restart(rs):
+    rows = [[r["end"], r["shape"], str(r["tokens"]), number(r["recovered_ms"], 0), number(r["ms"], 0), number(r["max_ms"], 0)]
+            for r in rs]
+    return table(["mokd ends by", "shape", "tokens a rank", "session back ms", "next forward done ms", "slowest ms"], rows)
+
+
 def sim(rs):
     rows = [[r["shape"], r["order"], f"{r['operations']:,}", "yes" if r["done"] else "no", number(r["over_busiest"], 3),
              number(r["bells_an_op"], 0), number(r["looks_an_op"], 1), str(r["visits_at_once"]), f"{r['schedule_slots']:,}", number(r["schedule_ms"])]
@@ -88,7 +94,7 @@ def sim(rs):
     return table(head, rows)
 
 
-MAKERS = {"sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {"restart": restart, "sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

@@ -59,8 +59,9 @@ until_true() {
 }
 property() { in_machine systemctl show --value -p "$1" "${2-mokd.service}"; }
 status_says() { [[ $(property StatusText) == *"$1"* ]]; }
-journal_says() { in_machine journalctl --no-pager -o cat -u mokd.service | grep -qE -- "$1"; }
-worker_pid() { as alice mokctl --json devices | grep -o '"worker_pid":[[:space:]0-9]*' | head -n 1 | tr -dc 0-9; }
+# No early end of a pipe's reader, which its writer would take for a failure.
+journal_says() { in_machine journalctl --no-pager -o cat -u mokd.service | grep -E -- "$1" >/dev/null; }
+worker_pid() { as alice mokctl --json devices | awk -F '[:,]' '/"worker_pid"/ && !n++ { print $2 + 0 }'; }
 other_pid() { # FUNCTION OLD: another process is there now
     local now
     now=$($1 2>/dev/null) && [ -n "$now" ] && [ "$now" != 0 ] && [ "$now" != "$2" ]
@@ -125,7 +126,7 @@ say "installing"
 in_machine sh -c 'dpkg -i /mok/*.deb' >"$tmp/install.log" 2>&1 || fail "dpkg -i: $(cat "$tmp/install.log")"
 grep -q "installed, not started" "$tmp/install.log" || fail "nobody says how to start it"
 ! in_machine systemctl --quiet is-active mokd.service || fail "installing started the service"
-in_machine id mokd | grep -q '(mok)' || fail "mokd is no member of mok"
+in_machine id mokd | grep '(mok)' >/dev/null || fail "mokd is no member of mok"
 for user in alice bob carol; do in_machine useradd "$user"; done
 for user in alice bob; do in_machine usermod -aG mok "$user"; done
 sed -i -e 's/^worker_timeout = .*/worker_timeout = 2/' -e 's/^log_level = .*/log_level = info/' "$root/etc/mok/mokd.conf"
@@ -151,6 +152,10 @@ code=0
 in_machine runuser -u alice -- mokctl --socket /run/mok/mokd-admin.sock status >/dev/null 2>&1 || code=$?
 [ $code -eq 3 ] || fail "alice came through the administrators' door"
 in_machine mokctl --socket /run/mok/mokd-admin.sock status >/dev/null || fail "root did not"
+! as alice mokctl drain host0 >"$tmp/drain.log" 2>&1 || fail "alice drained a device"
+grep -q "no administrator" "$tmp/drain.log" || fail "alice is not told why: $(cat "$tmp/drain.log")"
+in_machine mokctl --socket /run/mok/mokd-admin.sock drain host0 || fail "drain"
+in_machine mokctl --socket /run/mok/mokd-admin.sock undrain host0 || fail "undrain"
 
 # ------------------------------------------------------------------ jobs
 
@@ -246,11 +251,15 @@ in_machine kill -STOP "$before"
 until_true 30 other_pid main_pid "$before" || fail "the watchdog did not bite"
 until_true 20 status_says "Serving: 2 of 2 devices up" || fail "back, but: $(property StatusText)"
 
-say "descriptor limit, full disk"
+say "memory limit, descriptor limit, full disk"
 drop_in $'[Service]\nLimitNOFILE=200'
 in_machine mount -t tmpfs -o size=64k,mode=0777 tmpfs /var/lib/mok
 in_machine sh -c 'dd if=/dev/zero of=/var/lib/mok/full bs=1k count=128 2>/dev/null || true'
+sed -i '0,/^;memory = .*/s//memory = 1M/' "$root/etc/mok/mokd.conf"
 in_machine systemctl restart mokd || fail "does not start with few descriptors and a full disk"
+! train alice 1 >"$tmp/alice.log" 2>&1 || fail "a layer in 1 MiB"
+grep -q 'device host0 has 1048576 bytes' "$tmp/alice.log" || fail "no word of the memory's bound: $(cat "$tmp/alice.log")"
+cp "$tmp/mokd.conf" "$root/etc/mok/mokd.conf"
 journal_says 'few descriptors.*LimitNOFILE' || fail "a low descriptor limit is not named"
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks with a full disk: $(cat "$tmp/alice.log")"
 drop_in

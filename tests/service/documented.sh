@@ -39,7 +39,7 @@ for command in $commands; do
     grep -qE "^\\\\fB$command\b" "$man/mokctl.1" || complain "$command: not in mokctl(1)"
 done
 for option in $("$build/daemon/mokd/mokd" --help | grep -oE -- '--[a-z-]+' | sort -u); do
-    gzip -dc "$man/mokd.8.gz" | sed 's/\\-/-/g; s/\\f[A-Z]//g' | grep -qF -- "$option" || complain "$option: not in mokd(8)"
+    gzip -dc "$man/mokd.8.gz" | sed 's/\\-/-/g; s/\\f[A-Z]//g' | grep -F -- "$option" >/dev/null || complain "$option: not in mokd(8)"
 done
 
 # pages
@@ -62,7 +62,7 @@ complete_line() {
 expect() { # WORD that must be among what LINE... gives
     local word=$1
     shift
-    complete_line "$@" | grep -qxF -- "$word" || complain "completion of \"$*\" does not offer $word"
+    complete_line "$@" | grep -xF -- "$word" >/dev/null || complain "completion of \"$*\" does not offer $word"
 }
 expect status mokctl st
 expect devices mokctl ""

@@ -17,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "service.h"
 #include "util.h"
 
 #define PATIENCE_MS 30000
@@ -371,6 +372,56 @@ static void an_idle_worker_is_left_alone(void **state)
     unit_clean(&unit);
 }
 
+static bool lives;
+
+static bool says_whether(void *cookie)
+{
+    assert_ptr_equal(cookie, &lives);
+    return lives;
+}
+
+static unsigned feedings(const struct unit *unit, struct mokd_server *server, unsigned ms)
+{
+    struct said said;
+    unsigned count = 0;
+    uint64_t until = mok_now_ns() + ms * UINT64_C(1000000);
+
+    while (mok_now_ns() < until) {
+        uv_run(&server->loop, UV_RUN_NOWAIT);
+        while (hear(unit, 10, &said))
+            count += strstr(said.text, "WATCHDOG=1") != NULL;
+    }
+    return count;
+}
+
+/* As the rack's thread does: whatever was given to be watched must live, or the manager is to act. */
+static void the_watchdog_goes_unfed_while_something_watched_does_not_live(void **state)
+{
+    struct unit unit;
+    struct mokd_config config = { 0 };
+    struct mokd_server server = { .config = &config };
+    struct mokd_error error = { 0 };
+
+    (void)state;
+    unit_prepare(&unit);
+    TAILQ_INIT(&server.sessions);
+    assert_int_equal(uv_loop_init(&server.loop), 0);
+    setenv("NOTIFY_SOCKET", unit.notify_path, 1);
+    setenv("WATCHDOG_USEC", "1000000", 1);
+    assert_int_equal(mokd_service_start(&server, &server.service, &error), 0);
+    assert_true(mokd_service_watch(server.service, "the thread", says_whether, &lives));
+    lives = false;
+    assert_int_equal(feedings(&unit, &server, 1600), 0);
+    lives = true;
+    assert_true(feedings(&unit, &server, 1600) >= 1);
+    mokd_service_close(server.service);
+    uv_run(&server.loop, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&server.loop), 0);
+    unsetenv("NOTIFY_SOCKET");
+    unsetenv("WATCHDOG_USEC");
+    unit_clean(&unit);
+}
+
 /* ------------------------------------------------------------------ the configuration, again */
 
 static uint32_t sessions_allowed(const struct unit *unit)
@@ -537,6 +588,7 @@ int main(void)
         cmocka_unit_test(report_29_at_most_two_messages_a_second_under_load),
         cmocka_unit_test(a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed),
         cmocka_unit_test(an_idle_worker_is_left_alone),
+        cmocka_unit_test(the_watchdog_goes_unfed_while_something_watched_does_not_live),
         cmocka_unit_test(a_hangup_reads_limits_again_and_a_bad_file_changes_nothing),
         cmocka_unit_test(sockets_that_are_handed_over_are_used_and_stay),
         cmocka_unit_test(without_them_mokd_makes_both_and_keeps_the_administrators_to_itself),

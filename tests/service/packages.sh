@@ -34,9 +34,9 @@ holds libmok-dev /usr/include/mok/mok.h /usr/include/mok/types.h '/usr/lib/[^/]*
 holds mok-tools /usr/bin/mokctl /usr/share/man/man1/mokctl.1.gz /usr/share/bash-completion/completions/mokctl
 
 [ "$(dpkg-deb -I "$(deb mokd)" conffiles)" = /etc/mok/mokd.conf ] || fail "the configuration is no conffile"
-dpkg-deb -f "$(deb libmok-dev)" Depends | grep -qF "libmok1 (= $(dpkg-deb -f "$(deb libmok1)" Version))" ||
+dpkg-deb -f "$(deb libmok-dev)" Depends | grep -F "libmok1 (= $(dpkg-deb -f "$(deb libmok1)" Version))" >/dev/null ||
     fail "libmok-dev fits any libmok1"
-dpkg-deb -I "$(deb libmok1)" shlibs | grep -q "^libmok 1 libmok1" || fail "libmok1 has no shlibs"
+dpkg-deb -I "$(deb libmok1)" shlibs | grep "^libmok 1 libmok1" >/dev/null || fail "libmok1 has no shlibs"
 [ "$(dpkg-deb -I "$(deb libmok1)" symbols | grep -c '^ mok_.*@MOK_1')" -ge 30 ] || fail "libmok1's symbols are not told"
 for deb in "${debs[@]}"; do
     depends=$(dpkg-deb -f "$deb" Depends Recommends)

@@ -103,14 +103,37 @@ static pid_t spawn_mokd(const struct stack *stack)
     _exit(127);
 }
 
-int stack_restart(struct stack *stack, int number)
+int stack_end(struct stack *stack, int number)
 {
-    if (kill(stack->mokd, number) < 0 || waitpid(stack->mokd, NULL, 0) != stack->mokd)
+    pid_t mokd = stack->mokd;
+
+    stack->mokd = 0;
+    if (kill(mokd, number) < 0 || waitpid(mokd, NULL, 0) != mokd)
         return -1;
     if (stack->store)
         fdstore_settle(stack->store);
+    return 0;
+}
+
+int stack_begin(struct stack *stack)
+{
     stack->mokd = spawn_mokd(stack);
     return stack->mokd < 0 ? -1 : 0;
+}
+
+int stack_restart(struct stack *stack, int number)
+{
+    return stack_end(stack, number) < 0 ? -1 : stack_begin(stack);
+}
+
+int stack_await(const struct stack *stack)
+{
+    for (int waited = 0; waited < START_MS; waited += 20) {
+        if (devices_up(stack, stack->devices))
+            return 0;
+        sleep_ms(20);
+    }
+    return -1;
 }
 
 static int store_open(struct stack *stack, unsigned bound)
@@ -173,9 +196,10 @@ int stack_start(struct stack *stack, const struct stack_options *options)
         perror(stack->config);
         return -1;
     }
+    stack->devices = o.devices + o.gpus;
     stack->mokd = spawn_mokd(stack);
     for (int waited = 0; waited < START_MS; waited += 20) {
-        if (devices_up(stack, o.devices + o.gpus))
+        if (devices_up(stack, stack->devices))
             return 0;
         if (waitpid(stack->mokd, NULL, WNOHANG) == stack->mokd) {
             stack->mokd = 0;

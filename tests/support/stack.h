@@ -33,14 +33,19 @@ struct stack {
     char config[96];
     char log[96];
     struct fdstore *store; /* NULL: none */
+    unsigned devices;
 };
 
 /* Starts mokd and waits until every device is up. 0, or -1 after printing why (with the log). */
 int stack_start(struct stack *stack, const struct stack_options *options);
 /* SIGTERM, waits for the end, removes the directory. Returns mokd's exit code; -1 if it had to be killed. */
 int stack_stop(struct stack *stack);
-/* Ends mokd by that signal and starts the next at once, without waiting for its devices. 0 or -1. */
+/* Ends mokd by that signal; starts the next, without waiting for its devices; both. 0 or -1. */
+int stack_end(struct stack *stack, int number);
+int stack_begin(struct stack *stack);
 int stack_restart(struct stack *stack, int number);
+/* Waits until every device is up. 0 or -1. */
+int stack_await(const struct stack *stack);
 void stack_print_log(const struct stack *stack);
 
 /* Worker pids (children of mokd) in ascending order; returns how many there are. */

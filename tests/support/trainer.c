@@ -21,6 +21,8 @@ struct trainer_board {
     atomic_uint arrived, turn; /* of the barrier */
     atomic_int failed;         /* a rank that could not go on: its code */
     atomic_int steps, recoveries;
+    atomic_int stop; /* somebody wants it to end */
+    atomic_int last; /* then that many steps are all; 0: not yet */
     int code[TRAINER_RANKS];
     uint64_t hash[TRAINER_RANKS];
 };
@@ -109,6 +111,12 @@ static int train(const struct trainer_script *script, uint32_t rank, struct trai
                              script->group, script->devices[rank]);
 
     for (int i = 0; i < script->steps && code == 0; i++) {
+        int last = atomic_load(&board->last);
+        if (last && i >= last)
+            break;
+        /* The others know by their next step at the latest. */
+        if (rank == 0 && !last && atomic_load(&board->stop))
+            atomic_store(&board->last, i + 2);
         code = step(&r, board);
         if (code < 0)
             break;
@@ -150,6 +158,11 @@ int trainer_steps(const struct trainer *trainer)
     return atomic_load(&trainer->board->steps);
 }
 
+void trainer_stop(struct trainer *trainer)
+{
+    atomic_store(&trainer->board->stop, 1);
+}
+
 int trainer_recoveries(const struct trainer *trainer)
 {
     return atomic_load(&trainer->board->recoveries);
@@ -184,7 +197,7 @@ void trainer_kill(struct trainer *trainer)
     trainer->board = NULL;
 }
 
-int trainer_join(struct trainer *trainer, int timeout_ms, uint64_t *ret_hash)
+int trainer_join(struct trainer *trainer, int timeout_ms, uint64_t *ret_hash, int *ret_steps)
 {
     double end = stack_now_ms() + timeout_ms;
     int code = 0;
@@ -202,6 +215,8 @@ int trainer_join(struct trainer *trainer, int timeout_ms, uint64_t *ret_hash)
         else if (status != 0 && code == 0)
             code = atomic_load(&trainer->board->failed) ? atomic_load(&trainer->board->failed) : -1;
     }
+    if (ret_steps)
+        *ret_steps = trainer_steps(trainer);
     *ret_hash = trainer->board->hash[0] * 31 + trainer->board->hash[1];
     trainer_kill(trainer);
     return code;

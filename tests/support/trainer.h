@@ -37,8 +37,10 @@ int trainer_await(struct trainer *trainer, int steps, int timeout_ms);
 int trainer_steps(const struct trainer *trainer);
 /* How often the ranks had to recover together. */
 int trainer_recoveries(const struct trainer *trainer);
+/* Asks it to end after one of the next steps; trainer_join says which. */
+void trainer_stop(struct trainer *trainer);
 /* Waits for the end: 0 and the hash of all that was computed, a rank's -MOK_E*, or -1 after timeout_ms. */
-int trainer_join(struct trainer *trainer, int timeout_ms, uint64_t *ret_hash);
+int trainer_join(struct trainer *trainer, int timeout_ms, uint64_t *ret_hash, int *ret_steps);
 /* Kills what is left of it. */
 void trainer_kill(struct trainer *trainer);
 /* SIGKILL to one rank; reaps. */

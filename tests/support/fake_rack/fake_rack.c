@@ -341,6 +341,12 @@ uint64_t rack_inventory_hash(const struct rack *rack)
     return rack->net->inventory_hash;
 }
 
+uint64_t rack_rounds(const struct rack *rack)
+{
+    (void)rack;
+    return mok_now_ns();
+}
+
 uint32_t rack_timeout_ms(const struct rack *rack)
 {
     (void)rack;

@@ -63,6 +63,8 @@ static pid_t spawn(const struct daemon *daemon, const char *option, unsigned des
     struct rlimit limit = { descriptors, descriptors };
     if (descriptors)
         setrlimit(RLIMIT_NOFILE, &limit);
+    if (daemon->store)
+        fdstore_hand_over(daemon->store);
     execl(program, "mokd", "--config", daemon->config, option, (char *)NULL);
     _exit(127);
 }
@@ -96,10 +98,18 @@ static bool try_connect(const char *path, int *ret_fd)
     return true;
 }
 
-void daemon_start(struct daemon *daemon, const char *config, unsigned descriptors)
+static void await_listening(const struct daemon *daemon)
 {
     int fd = -1;
 
+    for (int waited = 0; waited < PATIENCE_MS && !try_connect(daemon->socket, &fd); waited += 5)
+        sleep_ms(5);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+static void make_place(struct daemon *daemon, const char *config)
+{
     memset(daemon, 0, sizeof(*daemon));
     snprintf(daemon->dir, sizeof(daemon->dir), "/tmp/mokd-test-XXXXXX");
     assert_non_null(mkdtemp(daemon->dir));
@@ -108,11 +118,44 @@ void daemon_start(struct daemon *daemon, const char *config, unsigned descriptor
     snprintf(daemon->socket, sizeof(daemon->socket), "%s/socket", daemon->dir);
     snprintf(daemon->log, sizeof(daemon->log), "%s/log", daemon->dir);
     write_config(daemon, config ? config : two_devices);
+}
+
+void daemon_start(struct daemon *daemon, const char *config, unsigned descriptors)
+{
+    make_place(daemon, config);
     daemon->pid = spawn(daemon, NULL, descriptors);
-    for (int waited = 0; waited < PATIENCE_MS && !try_connect(daemon->socket, &fd); waited += 5)
-        sleep_ms(5);
-    assert_true(fd >= 0);
-    close(fd);
+    await_listening(daemon);
+}
+
+void daemon_start_kept(struct daemon *daemon, const char *config, unsigned bound)
+{
+    char path[96];
+
+    make_place(daemon, config);
+    snprintf(path, sizeof(path), "%s/notify", daemon->dir);
+    daemon->store = calloc(1, sizeof(*daemon->store));
+    assert_non_null(daemon->store);
+    assert_int_equal(fdstore_open(daemon->store, path, bound), 0);
+    daemon_begin(daemon);
+}
+
+void daemon_end(struct daemon *daemon, int number)
+{
+    assert_int_equal(kill(daemon->pid, number), 0);
+    assert_int_equal(waitpid(daemon->pid, NULL, 0), daemon->pid);
+    if (daemon->store)
+        fdstore_settle(daemon->store);
+}
+
+void daemon_begin(struct daemon *daemon)
+{
+    daemon->pid = spawn(daemon, NULL, 0);
+    await_listening(daemon);
+}
+
+void daemon_configure(const struct daemon *daemon, const char *config)
+{
+    write_config(daemon, config);
 }
 
 void daemon_reload(struct daemon *daemon, const char *config)
@@ -139,6 +182,10 @@ int daemon_stop(struct daemon *daemon)
 
     if (code != 0)
         print_log(daemon);
+    if (daemon->store)
+        fdstore_close(daemon->store);
+    free(daemon->store);
+    daemon->store = NULL;
     unlink(daemon->config);
     unlink(daemon->log);
     if (rmdir(daemon->dir) < 0) /* socket or lock left behind */

@@ -15,16 +15,25 @@
 #include <cmocka.h>
 
 #include "control.pb-c.h"
+#include "fdstore.h"
 #include "mok/types.h"
 #include "wire.h"
 
 struct daemon {
     char dir[64], config[96], socket[96], log[96];
     pid_t pid;
+    struct fdstore *store; /* NULL: no service manager keeps anything */
 };
 
 /* Starts mokd; `config` is what follows [daemon] in its configuration. `descriptors` 0: no limit. */
 void daemon_start(struct daemon *daemon, const char *config, unsigned descriptors);
+/* With a service manager that keeps `bound` descriptors; daemon_stop ends that as well. */
+void daemon_start_kept(struct daemon *daemon, const char *config, unsigned bound);
+/* Ends mokd by that signal; starts the next and waits until it listens. */
+void daemon_end(struct daemon *daemon, int number);
+void daemon_begin(struct daemon *daemon);
+/* Writes another configuration, for the next start. */
+void daemon_configure(const struct daemon *daemon, const char *config);
 /* Writes another configuration and sends SIGHUP; does not wait for what comes of it. */
 void daemon_reload(struct daemon *daemon, const char *config);
 /* SIGTERM; returns its exit code, -1 if it had to be killed. Checks that neither socket nor lock are left. */
