@@ -106,9 +106,12 @@ static pid_t spawn_mokd(const struct stack *stack)
 int stack_end(struct stack *stack, int number)
 {
     pid_t mokd = stack->mokd;
+    int status = 0;
 
     stack->mokd = 0;
-    if (kill(mokd, number) < 0 || waitpid(mokd, NULL, 0) != mokd)
+    if (kill(mokd, number) < 0 || waitpid(mokd, &status, 0) != mokd)
+        return -1;
+    if (number == SIGTERM && (!WIFEXITED(status) || WEXITSTATUS(status) != 0))
         return -1;
     if (stack->store)
         fdstore_settle(stack->store);
