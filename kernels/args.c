@@ -85,3 +85,17 @@ int mok_args_check_peers(const struct mok_plan *plan, const struct mok_op_args *
         return mok_args_refuse(ret, -MOK_EARG, MOK_ARG_TOKENS, args->tokens);
     return 0;
 }
+
+int mok_args_check_context(const struct mok_plan *plan, uint64_t hash, const struct mok_context_header *header,
+                           uint32_t mode, uint32_t tokens, struct mok_op_result *ret)
+{
+    if (header->magic != MOK_CONTEXT_MAGIC || header->layer_hash != hash)
+        return mok_args_refuse(ret, -MOK_EARG, MOK_ARG_CONTEXT, (int64_t)header->magic);
+    if (header->mode != mode)
+        return mok_args_refuse(ret, -MOK_EARG, MOK_ARG_CONTEXT_MODE, header->mode);
+    if (header->tokens != tokens)
+        return mok_args_refuse(ret, -MOK_ESIZE, MOK_ARG_TOKENS, header->tokens);
+    if (header->mode == MOK_CONTEXT_FULL && header->ring_rows_kept > plan->ring_rows)
+        return mok_args_refuse(ret, -MOK_EARG, MOK_ARG_CONTEXT, (int64_t)header->ring_rows_kept);
+    return 0;
+}

@@ -70,16 +70,22 @@ MOK_HD float mok_keep_side(float m, struct mok_sides sides)
     return m > sides.limit ? high : low;
 }
 
+/* The same for a value whose limit has one side (sign_mask 0: gate), or two (sign_mask the sign's bit: up). */
+MOK_HD float mok_side(float value, uint32_t sign_mask, struct mok_sides sides)
+{
+    const uint32_t sign = mok_f32_bits(value) & sign_mask;
+
+    return mok_f32_from_bits(mok_f32_bits(mok_keep_side(mok_f32_from_bits(mok_f32_bits(value) ^ sign), sides)) | sign);
+}
+
 MOK_HD float mok_gate_side(float a, struct mok_sides sides)
 {
-    return mok_keep_side(a, sides);
+    return mok_side(a, 0, sides);
 }
 
 MOK_HD float mok_up_side(float b, struct mok_sides sides)
 {
-    const uint32_t sign = mok_f32_bits(b) & 0x80000000u;
-
-    return mok_f32_from_bits(mok_f32_bits(mok_keep_side(mok_f32_from_bits(mok_f32_bits(b) ^ sign), sides)) | sign);
+    return mok_side(b, 0x80000000u, sides);
 }
 
 /* Gate a and up b as they are saved. */

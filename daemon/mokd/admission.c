@@ -55,7 +55,7 @@ void mokd_drain(struct mokd_session *session, uint64_t id, const Mok__Drain *req
     struct mokd_server *server = session->server;
     struct mokd_error error = { 0 };
 
-    if (!mokd_user_is_admin(session->user))
+    if (!mokd_session_is_admin(session))
         mokd_error_set(&error, -MOK_EACCESS, "drain: user %s is no administrator of this mokd", session->user->name);
     else if (!request->node && request->device >= server->n_devices)
         mokd_error_set(&error, -MOK_ENODEV, "device = %u: this node has %zu devices", request->device,

@@ -300,6 +300,11 @@ void rack_link_stop(struct rack_link *link)
     rack_sockets_close(link);
     while (link->ops.first)
         rack_op_free(rack_ops_pop(&link->ops));
+    for (uint32_t slot = 0; slot < RACK_MAX_NODES; slot++) { /* what the thread had taken and not sent */
+        while (link->connections[slot].queue.first)
+            rack_op_free(rack_ops_pop(&link->connections[slot].queue));
+        rack_op_free(link->connections[slot].beat);
+    }
     rack_items_clear(&link->inbox);
     rack_items_clear(&link->arrived);
     mok_close(link->kick);

@@ -330,9 +330,10 @@ const char *rack_connection_watch(struct rack_connection *connection, char *text
     if (!connection->dealer || connection->connected)
         return report;
     uint64_t now_ns = mok_now_ns();
-    if (now_ns - connection->opened_ns > STUCK_NS)
-        connection->dead = true;
-    if (connection->dead) {
+    if (now_ns - connection->opened_ns > STUCK_NS) {
+        rack_connection_close(connection);
+        connection->retry_ns = now_ns;
+    } else if (connection->dead) {
         uint32_t doubled = 2 * connection->backoff_ms;
         connection->backoff_ms = doubled < MIN_RETRY_MS   ? MIN_RETRY_MS
                                  : doubled < MAX_RETRY_MS ? doubled

@@ -17,7 +17,18 @@
 #define SEND_BATCH 512u
 #define REPEAT_ERROR_NS 10000000000ull
 #define IDLE_MS 250
+#define SOON_NS 250000000ull
 #define MAX_POLLED (4 + 2 * RACK_MAX_NODES)
+
+#ifdef __SANITIZE_THREAD__
+/* Libraries that were built without ThreadSanitizer: it sees what they touch, and not how they take turns. */
+const char *__tsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__tsan_default_suppressions(void)
+{
+    return "called_from_lib:libzmq.so\ncalled_from_lib:libsodium.so\ncalled_from_lib:libstdc++.so\n"
+           "race:libzmq.so\nrace:libsodium.so\nrace:libstdc++.so\n";
+}
+#endif
 
 /* ------------------------------------------------------------------ what the loop asks */
 
@@ -64,7 +75,9 @@ static void relieve(struct rack_link *link, uint32_t slot, struct relief relief)
 static void add(struct rack_link *link, const struct rack_op *op)
 {
     struct rack_connection *connection = &link->connections[op->slot];
+    struct relief late = { 0 };
 
+    drop_queue(connection, &late); /* for the node that had the slot before */
     *connection = (struct rack_connection){ .used = true, .slot = op->slot, .serial = op->serial };
     memcpy(connection->public_key, op->public_key, RACK_KEY_BYTES);
     mok_rack_key_text(op->public_key, connection->user_id);
@@ -231,15 +244,27 @@ static void unpack(struct rack_link *link, const struct rack_connection *connect
     rack_items_push(&link->arrived, item);
 }
 
+static void hasten(struct rack_connection *connection)
+{
+    uint64_t soon_ns = mok_now_ns() + SOON_NS;
+
+    if (connection->retry_ns > soon_ns)
+        connection->retry_ns = soon_ns;
+}
+
 static void take_message(struct rack_link *link, zmq_msg_t *message, bool whole)
 {
     /* Set by libzmq from our own ZAP answer. Without it nothing of a message is looked at. */
     const char *user_id = zmq_msg_gets(message, "User-Id");
     struct rack_connection *connection = user_id ? find_user(link, user_id) : NULL;
 
-    if (!connection)
+    if (!connection) {
         link->unknown++;
-    else if (!whole)
+        return;
+    }
+    if (!connection->dealer) /* it is there: no need to wait longer before we call it again */
+        hasten(connection);
+    if (!whole)
         malformed(link, connection);
     else
         unpack(link, connection, message);

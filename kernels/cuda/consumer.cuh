@@ -46,31 +46,38 @@ struct consumer_base {
 
     /*
      * d (+)= this group's 64 rows of A times 256 columns of B, over the stages of a task. TransposedA, TransposedB: the
-     * tile's rows are K, in blocks of 64 columns. `add` false starts from zero.
+     * tile's rows are K, in blocks of 64 columns. Add: on top of what d holds; otherwise d starts from zero, and its first
+     * product reads no register: a compiler that sees one read before it was written serialises the products.
      */
-    template <bool TransposedA = false, bool TransposedB = false>
-    __device__ void multiply(float (&d)[128], uint32_t k_blocks, bool add = false)
+    template <bool TransposedA = false, bool TransposedB = false, bool Add = false>
+    __device__ __forceinline__ void multiply(float (&d)[128], uint32_t k_blocks)
     {
         constexpr uint32_t a_step = TransposedA ? 128 : 2, b_step = TransposedB ? 128 : 2; /* of 16 along K */
         constexpr uint32_t block_bytes = MOK_TILE_K * 128;
         const uint32_t a_at = b.smem + a_offset + group * 64 * 128, b_at = b.smem + b_offset;
         const uint64_t a0 = TransposedA ? wgmma_descriptor_mn(a_at, block_bytes) : wgmma_descriptor(a_at);
         const uint64_t b0 = TransposedB ? wgmma_descriptor_mn(b_at, block_bytes) : wgmma_descriptor(b_at);
-        for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
+        auto block = [&](bool first) {
             uint32_t stage = pipe.stage();
             mbar_wait(b.full(stage), pipe.phase());
             uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
             wgmma_fence();
+            if (first)
+                wgmma_m64n256k16_first<TransposedA, TransposedB>(d, at, bt);
+            else
+                wgmma_m64n256k16<TransposedA, TransposedB>(d, at, bt, true);
 #pragma unroll
-            for (uint32_t i = 0; i < MOK_TILE_K / 16; i++)
-                wgmma_m64n256k16<TransposedA, TransposedB>(d, at + a_step * i, bt + b_step * i, add || k + i > 0);
+            for (uint32_t i = 1; i < MOK_TILE_K / 16; i++)
+                wgmma_m64n256k16<TransposedA, TransposedB>(d, at + a_step * i, bt + b_step * i, true);
             wgmma_commit();
-            if (k == 0) {
-                deliver(); /* while the tensor cores are busy */
-            } else {
-                wgmma_wait<1>();
-                release((pipe.n - 1) % MOK_STAGES);
-            }
+        };
+        block(!Add);
+        deliver(); /* while the tensor cores are busy */
+        pipe.n++;
+        for (uint32_t k = 1; k < k_blocks; k++, pipe.n++) {
+            block(false);
+            wgmma_wait<1>();
+            release((pipe.n - 1) % MOK_STAGES);
         }
         wgmma_wait<0>();
         release((pipe.n - 1) % MOK_STAGES);

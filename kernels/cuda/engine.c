@@ -17,40 +17,10 @@
 #include "../hd.h"
 #include "driver.h"
 #include "engine.h"
-#include "layout.h"
+#include "engine_layer.h"
 
 #define WAIT_LIMIT_NS 10000000000ull
 #define FAULT_LOOK_NS 1000000u /* a phase that has not ended is asked about so often: the device may have failed */
-
-struct mok_engine {
-    struct mok_engine_config config;
-    struct mok_cuda_driver driver;
-    uint32_t blocks; /* of the megakernel */
-    cudaStream_t stream, side;
-    uint32_t number;                /* of the phase started last */
-    uint64_t started_ns, looked_ns; /* when it was, and when the device was last asked */
-    struct mok_cuda_report *report; /* host memory that the device writes */
-    uint32_t *abort_word;           /* device memory, 256 bytes */
-    uint32_t *bad_id;               /* behind it: a bad id was found, the rest of the operation does nothing */
-    bool running, aborted;
-    enum mok_phase phase; /* started last */
-    struct mok_engine_layer *layer;
-    struct mok_op_result refused; /* its status is not 0: the phase was refused and ran nothing */
-};
-
-struct mok_engine_layer {
-    struct mok_engine *engine;
-    struct mok_plan plan;
-    uint64_t hash;
-    struct mok_cuda_layout layout;
-    struct mok_cuda_kept kept;
-    uint8_t *private_memory;
-    uint8_t *symmetric[MOK_MAX_EP];
-    struct mok_expert_params mapped; /* what the tensor maps were made for */
-    bool maps_made;
-    struct mok_cuda_main_args main;
-    struct mok_cuda_schedule_args schedule;
-};
 
 static int fail(struct mok_message *message, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static int fail(struct mok_message *message, int code, const char *format, ...)
@@ -211,6 +181,16 @@ static void fill_schedule(struct mok_engine_layer *l)
         .shared_y = spec->shared_intermediate ? m + l->layout.shared_y : NULL,
         .report = l->engine->report,
         .bad_id = l->engine->bad_id,
+        .hidden_tiles = l->layout.hidden_tiles,
+        .shared_hidden_tiles = l->layout.shared_hidden_tiles,
+        .shared_ring64 = (uint32_t)(l->layout.shared_rows / MOK_SEGMENT_ALIGN),
+        .runs = (struct mok_cuda_run *)(m + l->layout.runs),
+        .gates_done = (uint32_t *)(m + l->layout.gates_done),
+        .row_g = (uint64_t *)(m + l->layout.row_g),
+        .row_weight_dst = (uint64_t *)(m + l->layout.row_weight_dst),
+        .row_weight = (float *)(m + l->layout.row_weight),
+        .weight_from_ids = (int64_t)l->plan.sym_topk_weight - (int64_t)l->plan.sym_ids,
+        .weight_slots_from_ids = (int64_t)l->plan.sym_weight_slots - (int64_t)l->plan.sym_ids,
     };
     for (uint32_t r = 0; r < spec->ep; r++) {
         l->schedule.ids[r] = (const int32_t *)(l->symmetric[r] + l->plan.sym_ids);
@@ -290,32 +270,34 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     }
     fill_schedule(l);
     fill_main(l);
+    mok_cuda_backward_fill(l);
     *ret = l;
     return 0;
 }
 
-/* A row-major BF16 tensor [planes][rows][columns], read in boxes of box_rows x 64 columns, swizzled by 128 bytes. */
-static int make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint64_t columns,
-                    uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions)
+int mok_cuda_make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
+                      uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions)
 {
-    const cuuint64_t size[3] = { columns, rows, planes }, stride[2] = { columns * 2, columns * rows * 2 };
-    const cuuint32_t box[3] = { MOK_TILE_K, box_rows, 1 }, step[3] = { 1, 1, 1 };
-    CUresult r = d->tensor_map_encode(ret, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, dimensions, (void *)(uintptr_t)base, size,
-                                      stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const cuuint64_t size[3] = { columns, rows, planes },
+                     stride[2] = { columns * element_bytes, columns * rows * element_bytes };
+    const cuuint32_t box[3] = { MOK_TILE_K * 2 / element_bytes, box_rows, 1 }, step[3] = { 1, 1, 1 };
+    CUresult r = d->tensor_map_encode(
+        ret, element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, dimensions,
+        (void *)(uintptr_t)base, size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return r == CUDA_SUCCESS ? 0 : -MOK_EDEVICE;
 }
 
 static int make_set_maps(const struct mok_cuda_driver *d, struct mok_cuda_set *s, const void *gate, const void *up,
                          const void *down, uint64_t hidden, uint64_t experts, uint64_t h_rows)
 {
-    int r = make_map(d, &s->gate, gate, hidden, s->inter, experts, MOK_TILE_N / 2, 3);
+    int r = mok_cuda_make_map(d, &s->gate, gate, 2, hidden, s->inter, experts, MOK_TILE_N / 2, 3);
     if (r == 0)
-        r = make_map(d, &s->up, up, hidden, s->inter, experts, MOK_TILE_N / 2, 3);
+        r = mok_cuda_make_map(d, &s->up, up, 2, hidden, s->inter, experts, MOK_TILE_N / 2, 3);
     if (r == 0)
-        r = make_map(d, &s->down, down, s->inter, hidden, experts, MOK_TILE_N / 2, 3);
+        r = mok_cuda_make_map(d, &s->down, down, 2, s->inter, hidden, experts, MOK_TILE_N / 2, 3);
     if (r == 0)
-        r = make_map(d, &s->h_map, s->h, s->inter, h_rows, 1, MOK_TILE_M, 2);
+        r = mok_cuda_make_map(d, &s->h_map, s->h, 2, s->inter, h_rows, 1, MOK_TILE_M, 2);
     return r;
 }
 
@@ -375,19 +357,27 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
     struct mok_cuda_schedule_args *s = &l->schedule;
-    int r = make_maps(l, &args->params);
+    const bool backward = args->kind == MOK_KIND_BACKWARD;
+    int r = backward ? mok_cuda_backward_make_maps(l, args) : make_maps(l, &args->params);
     if (r < 0)
         return r;
     s->slot_first[0] = 0;
     for (uint32_t i = 0; i < spec->ep; i++) {
         s->slot_first[i + 1] = s->slot_first[i] + (uint64_t)args->peer[i].tokens * spec->topk;
         s->x[i] = args->peer[i].x;
+        s->g[i] = args->peer[i].d_out;
     }
     s->slots = s->slot_first[spec->ep];
     s->shared_tokens = spec->shared_intermediate ? args->tokens : 0;
     s->shared_x = args->peer[spec->rank].x;
+    s->shared_g = args->peer[spec->rank].d_out;
+    s->backward = backward;
+    s->kept = backward && args->context_mode == MOK_CONTEXT_FULL;
+    s->overwrite = (args->flags & MOK_OPF_OVERWRITE_WGRAD) != 0;
     if (mok_cuda_launch_schedule(s, stream) != 0)
         return -MOK_EDEVICE;
+    if (backward)
+        return mok_cuda_backward_launch(l, args, stream);
     keep_ring(l, args);
     if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
         return -MOK_EDEVICE;
@@ -408,6 +398,8 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
         .report = l->engine->report,
         .bad_id = bad_id,
     };
+    if (args->kind == MOK_KIND_BACKWARD)
+        mok_cuda_backward_prepare(l, args, &a);
     return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
@@ -426,6 +418,13 @@ static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *
         .hidden = l->plan.spec.hidden,
         .accumulate = (args->flags & MOK_OPF_ACCUMULATE_OUT) != 0,
     };
+    if (args->kind == MOK_KIND_BACKWARD) {
+        a.weight = NULL;
+        a.out = args->d_x;
+        a.weight_slots = (const float *)(own + l->plan.sym_weight_slots);
+        a.d_topk_weight = args->d_topk_weight;
+        a.accumulate = 0;
+    }
     return mok_cuda_launch_reduce(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
@@ -434,10 +433,6 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
                         struct mok_op_result *ret)
 {
     *ret = (struct mok_op_result){ 0 };
-    if (args->kind == MOK_KIND_BACKWARD) {
-        mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
-        return;
-    }
     if (phase == MOK_PHASE_WHOLE && layer->plan.spec.ep != 1)
         mok_args_refuse(ret, -MOK_EARG, MOK_ARG_RANKS, layer->plan.spec.ep);
     else if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE)
@@ -464,6 +459,7 @@ int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *a
     e->phase = phase;
     e->report->bad_slot_flat = UINT64_MAX;
     e->report->tripped = 0;
+    e->args = (struct mok_cuda_asked){ args->kind, args->context_mode, args->tokens };
     check_phase(layer, args, phase, &e->refused);
     if (e->refused.status < 0)
         return 0;
@@ -489,7 +485,8 @@ static int report_bad_slot(struct mok_engine_layer *layer, uint64_t slot, struct
     if (cudaMemcpy(&value, ids + 4 * slot, sizeof(value), cudaMemcpyDeviceToHost) != cudaSuccess)
         return -MOK_EDEVICE;
     *ret = (struct mok_op_result){ .status = -MOK_EEXPERT,
-                                   .argument = MOK_ARG_IDS,
+                                   .argument = layer->engine->args.kind == MOK_KIND_FORWARD ? MOK_ARG_IDS :
+                                                                                               MOK_ARG_CONTEXT,
                                    .bad_token = slot / layer->plan.spec.topk,
                                    .bad_slot = slot % layer->plan.spec.topk,
                                    .bad_value = value };
@@ -505,10 +502,14 @@ int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret)
     bool prepared = e->phase == MOK_PHASE_PREPARE || e->phase == MOK_PHASE_WHOLE;
     bool ran = e->phase == MOK_PHASE_MAIN || e->phase == MOK_PHASE_WHOLE;
 
+    if (r.status == 0 && prepared && e->args.kind == MOK_KIND_BACKWARD)
+        mok_cuda_backward_check_context(layer, &r);
     if (r.status == 0 && prepared && report->bad_slot_flat != UINT64_MAX) {
         int code = report_bad_slot(layer, report->bad_slot_flat, &r);
         if (code < 0)
             return code;
+    }
+    if (r.status < 0 && e->refused.status == 0 && prepared) {
         if (cudaMemset(e->bad_id, 0, sizeof(*e->bad_id)) != cudaSuccess)
             return -MOK_EDEVICE;
     }
@@ -526,12 +527,24 @@ int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret)
 
 void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message *ret)
 {
-    static const char *const waits[] = { "nothing", "pulled rows", "all of h", "free ring rows (x)",
-                                         "free ring rows (h)" };
+    static const char *const waits[] = {
+        [0] = "nothing",
+        [MOK_WAIT_ROWS_HERE] = "pulled rows",
+        [MOK_WAIT_HIDDEN] = "all of h",
+        [MOK_WAIT_RING_X] = "free ring rows (x)",
+        [MOK_WAIT_RING_H] = "free ring rows (h)",
+        [MOK_WAIT_GATES] = "gate and up made again",
+        [MOK_WAIT_GRADIENTS] = "all of d_a and d_b",
+        [MOK_WAIT_RUN] = "a run's d_a, d_b and h",
+        [MOK_WAIT_RING_GATES] = "free ring rows (a, b)",
+        [MOK_WAIT_RING_WGRADS] = "weight gradients of the ring's rows before",
+        [MOK_WAIT_RING_GRADIENTS] = "free ring rows (d_a, d_b)",
+    };
+    const uint32_t known = sizeof(waits) / sizeof(waits[0]);
     const struct mok_cuda_trip *t = &engine->report->trip;
     snprintf(ret->text, sizeof(ret->text),
              "block %u waited for %s until %u of %u; task: row %llu, ring row %llu, what %#x, how %#x", t->block,
-             waits[t->what < 5 ? t->what : 0], t->seen, t->want, (unsigned long long)t->task.row64 * MOK_SEGMENT_ALIGN,
+             waits[t->what < known ? t->what : 0], t->seen, t->want, (unsigned long long)t->task.row64 * MOK_SEGMENT_ALIGN,
              (unsigned long long)t->task.ring64 * MOK_SEGMENT_ALIGN, t->task.what, t->task.how);
 }
 

@@ -61,16 +61,9 @@ __device__ void gather_tile(const mok_cuda_common &p, const block_view &b, const
     gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
 }
 
-/* Stages that others fill: parities tell neighbouring phases apart only, so the gather warps stay in step. */
-__device__ __forceinline__ void gather_follow(const block_view &b, pipeline &pipe, uint32_t stages)
-{
-    for (uint32_t k = 0; k < stages; k++, pipe.n++)
-        mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
-}
-
 /*
- * The same, and says so on the stage's barrier, where the loader does not: then the others cannot run ahead of a warp
- * that falls behind. Without it a warp that misses a whole round of the stages waits for a phase that has passed.
+ * Stages that the loader fills alone. The gather warps arrive all the same: a warp that only watched could fall two phases
+ * behind, and a parity tells neighbouring phases apart only.
  */
 __device__ __forceinline__ void gather_follow(const block_view &b, pipeline &pipe, uint32_t stages, uint32_t lane)
 {

@@ -30,6 +30,8 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
     l->gate_up_tiles = (uint32_t)mok_div_up(spec->intermediate, MOK_TILE_N / 2);
     l->shared_gate_up_tiles = (uint32_t)mok_div_up(spec->shared_intermediate, MOK_TILE_N / 2);
     l->down_tiles = (uint32_t)mok_div_up(spec->hidden, MOK_TILE_N);
+    l->hidden_tiles = (uint32_t)mok_div_up(spec->intermediate, MOK_TILE_N);
+    l->shared_hidden_tiles = (uint32_t)mok_div_up(spec->shared_intermediate, MOK_TILE_N);
     l->max_macrobatches = mok_div_up(l->padded_rows, plan->ring_rows);
     l->units_per_chunk = (uint32_t)mok_max_u64(mok_div_up(plan->minibatch_rows, MOK_UNIT_ROWS), 1);
 
@@ -38,8 +40,36 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
     l->max_segments = units / l->units_per_chunk + 2 * local + l->max_macrobatches + 8;
     l->max_chunks = l->max_segments;
     units += l->max_segments;
-    l->max_tasks = units * (1 + l->gate_up_tiles + l->down_tiles) +
-                   mok_div_up(l->shared_rows, MOK_UNIT_ROWS) * (l->shared_gate_up_tiles + l->down_tiles);
+    l->max_runs = local + l->max_macrobatches + 1; /* a border cuts an expert; and the shared one */
+    l->max_tasks = units * (1 + l->gate_up_tiles + l->hidden_tiles + l->down_tiles) +
+                   mok_div_up(l->shared_rows, MOK_UNIT_ROWS) *
+                       (l->shared_gate_up_tiles + l->shared_hidden_tiles + l->down_tiles) +
+                   3ull * l->down_tiles * (l->max_runs * l->hidden_tiles + l->shared_hidden_tiles);
+}
+
+/* What only a backward uses. */
+static void place_backward(const struct mok_plan *plan, uint64_t *at, struct mok_cuda_layout *l)
+{
+    const uint64_t rows = plan->ring_rows * plan->spec.intermediate * 2;
+    const uint64_t shared = l->shared_rows * plan->spec.shared_intermediate * 2;
+    const uint64_t padded = l->counters * MOK_SEGMENT_ALIGN;
+
+    l->runs = place(at, l->max_runs * sizeof(struct mok_cuda_run));
+    l->gates_done = place(at, l->counters * sizeof(uint32_t));
+    l->row_g = place(at, padded * sizeof(uint64_t));
+    l->row_weight_dst = place(at, padded * sizeof(uint64_t));
+    l->row_weight = place(at, padded * sizeof(float));
+    l->a = place(at, rows);
+    l->b = place(at, rows);
+    l->d_a = place(at, rows);
+    l->d_b = place(at, rows);
+    if (plan->spec.ep > 1)
+        l->g = place(at, plan->ring_rows * plan->spec.hidden * 2);
+    l->partial = place(at, plan->ring_rows * l->hidden_tiles * sizeof(float));
+    l->shared_a = place(at, shared);
+    l->shared_b = place(at, shared);
+    l->shared_d_a = place(at, shared);
+    l->shared_d_b = place(at, shared);
 }
 
 void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret)
@@ -63,6 +93,7 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
         l.x = place(&at, plan->ring_rows * spec->hidden * 2);
     l.shared_h = place(&at, l.shared_rows * spec->shared_intermediate * 2);
     l.shared_y = place(&at, spec->shared_intermediate ? (uint64_t)spec->max_tokens * spec->hidden * 2 : 0);
+    place_backward(plan, &at, &l);
     l.bytes = at;
     *ret = l;
 }
@@ -99,7 +130,9 @@ static uint32_t compute_units(const struct mok_plan *plan, uint32_t comm)
 
 static uint64_t ring_row_bytes(const struct mok_plan *plan)
 {
-    return 2 * ((uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? plan->spec.hidden : 0));
+    /* h, a, b, d_a, d_b; x and rows of d_out of other ranks; parts of d_topk_weight */
+    return 2 * (5 * (uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? 2 * (uint64_t)plan->spec.hidden : 0)) +
+           sizeof(float) * mok_div_up(plan->spec.intermediate, MOK_TILE_N);
 }
 
 static struct mok_plan_choice ring_bytes(const struct mok_plan *plan)

@@ -26,6 +26,8 @@ extern "C" {
  *   how     rows - 1 (8 bits) | type << 8 | single << 11 | shared << 12 | macrobatch << 13
  * A unit is up to 256 rows of one expert, 128 a block. `single`: at most 128 rows, so the two blocks take
  * neighbouring column tiles of the same rows instead.
+ * MOK_TASK_WGRAD has no unit: row64 is the number of its run, ring64 its tile of 256 hidden columns, 128 a block, what
+ * its tile of 256 intermediate columns, rows - 1 its matrix (enum mok_cuda_wgrad).
  */
 struct mok_cuda_task {
     uint32_t row64, ring64, what, how;
@@ -41,7 +43,12 @@ enum mok_cuda_task_type {
     MOK_TASK_PULL = 1, /* copy the unit's remote rows into the ring */
     MOK_TASK_GATE_UP = 2,
     MOK_TASK_DOWN = 3,
+    MOK_TASK_D_HIDDEN = 4, /* backward: from here on */
+    MOK_TASK_D_INPUT = 5,
+    MOK_TASK_WGRAD = 6,
 };
+
+enum mok_cuda_wgrad { MOK_WGRAD_GATE = 0, MOK_WGRAD_UP = 1, MOK_WGRAD_DOWN = 2 };
 
 /* A run of rows of one expert that is worked on at once. */
 struct mok_cuda_segment {
@@ -50,7 +57,8 @@ struct mok_cuda_segment {
     uint32_t expert; /* | shared << 31 */
     uint32_t macrobatch;
     uint32_t chunk;
-    uint32_t pull, gate_up, down; /* its first tasks, counted from its chunk's first */
+    uint32_t pull, gate_up, down; /* its first tasks, counted from its chunk's first; backward: down is d_input */
+    uint32_t d_hidden;
 };
 
 /* Tasks of a chunk: of segments that are worked on together. `first` once the order is known. */
@@ -58,13 +66,30 @@ struct mok_cuda_chunk {
     uint32_t pulls, gate_ups, downs;
     uint32_t macrobatch;
     uint32_t first_pull, first_gate_up, first_down;
-    uint32_t pad;
+    uint32_t d_hiddens, first_d_hidden;
+    uint32_t runs; /* that begin in it */
 };
 
 /* Warps that end tasks of a macrobatch: how many will, and how many have. */
 struct mok_cuda_macrobatch {
     uint32_t gate_up_warps, down_warps;
     uint32_t gate_up_done, down_done;
+    /* backward */
+    uint32_t d_hidden_warps, wgrad_warps;
+    uint32_t d_hidden_done, wgrad_done;
+    uint32_t first_wgrad; /* task */
+    uint32_t pad[3];
+};
+
+/* All rows that an expert has in one macrobatch: what one weight gradient task adds up. */
+struct mok_cuda_run {
+    uint32_t row64, ring64;
+    uint32_t rows; /* 0: an expert without rows, whose gradients are overwritten with zeros */
+    uint32_t expert; /* | shared << 31 */
+    uint32_t macrobatch;
+    uint32_t index; /* in its macrobatch, or among those without rows */
+    uint32_t fresh; /* the sums start from zero, not from what is stored */
+    uint32_t pad;
 };
 
 /* What the schedule says about itself. */
@@ -74,7 +99,9 @@ struct mok_cuda_head {
     uint64_t rows;
     uint64_t padded_rows;
     uint32_t next_task; /* first one not taken yet */
-    uint32_t pad[23];
+    /* backward: runs, the shared expert's last; first tasks of those without rows, and of the shared expert's */
+    uint32_t runs, first_empty_wgrad, first_shared_wgrad;
+    uint32_t pad[20];
 };
 
 /* A wait that did not end in time. */
@@ -89,6 +116,12 @@ enum mok_cuda_wait {
     MOK_WAIT_HIDDEN = 2,    /* down: all column tiles of h */
     MOK_WAIT_RING_X = 3,    /* pull: the ring's previous rows have been read */
     MOK_WAIT_RING_H = 4,    /* gate/up: the ring's previous h has been read */
+    MOK_WAIT_GATES = 5,     /* d_hidden: gate and up of its rows, made again */
+    MOK_WAIT_GRADIENTS = 6, /* d_input: all column tiles of d_a and d_b */
+    MOK_WAIT_RUN = 7,       /* wgrad: d_a, d_b and h of the run's rows */
+    MOK_WAIT_RING_GATES = 8,     /* gate/up of a backward: the ring's previous a and b have been read */
+    MOK_WAIT_RING_WGRADS = 9,    /* pull, d_hidden: the ring's previous rows have been added to the weight gradients */
+    MOK_WAIT_RING_GRADIENTS = 10, /* d_hidden: the ring's previous d_a and d_b have been read */
 };
 
 /* In host memory that the device writes; one an engine. */
@@ -99,6 +132,7 @@ struct mok_cuda_report {
     uint64_t rows;
     uint64_t schedule_from_ns, schedule_to_ns; /* of the device's clock */
     struct mok_cuda_trip trip;
+    struct mok_context_header header; /* PREPARE of a backward: the copy of the context's that was checked */
     uint32_t ended; /* number of the phase that ended last; written by the stream behind its kernels */
 };
 
@@ -109,14 +143,24 @@ struct mok_cuda_layout {
     uint64_t row_src, row_dst;       /* u64 a padded row */
     uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1) */
     uint64_t shared_h, shared_y;
+    /* backward; h is weighted there, x and g are d_out's counterparts */
+    uint64_t runs;
+    uint64_t gates_done;                             /* as hidden_done */
+    uint64_t row_g, row_weight_dst;                  /* u64 a padded row */
+    uint64_t row_weight;                             /* F32 a padded row */
+    uint64_t a, b, d_a, d_b;                         /* BF16 [ring_rows][I] */
+    uint64_t g;                                      /* BF16 [ring_rows][H] (ep > 1) */
+    uint64_t partial;                                /* F32 [ring_rows][hidden_tiles]: parts of d_topk_weight */
+    uint64_t shared_a, shared_b, shared_d_a, shared_d_b; /* BF16 [shared_rows][Is] */
     uint64_t bytes;
 
     uint64_t padded_rows; /* routed rows, padded, at worst */
     uint64_t shared_rows; /* padded */
     uint64_t counters;    /* 64-row blocks */
-    uint64_t max_macrobatches, max_tasks, max_segments, max_chunks;
+    uint64_t max_macrobatches, max_tasks, max_segments, max_chunks, max_runs;
     uint32_t units_per_chunk;
     uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
+    uint32_t hidden_tiles, shared_hidden_tiles; /* of 256 intermediate columns */
 };
 
 void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret);
@@ -137,6 +181,10 @@ struct mok_cuda_schedule_args {
     uint32_t units_per_chunk;
     uint32_t shared_tokens; /* of this rank, 0 without a shared expert */
     uint32_t shared_row64;
+    /* backward */
+    uint32_t backward, kept, overwrite; /* kept: the context holds macrobatch 0's a, b and remote x */
+    uint32_t hidden_tiles, shared_hidden_tiles;
+    uint32_t shared_ring64; /* rows of the shared expert's buffers / 64 */
     uint64_t ring_rows;
     uint64_t slots; /* over all ranks */
     uint64_t counters;
@@ -155,6 +203,14 @@ struct mok_cuda_schedule_args {
     const int32_t *ids[MOK_MAX_EP];
     const void *x[MOK_MAX_EP];
     void *slot_rows[MOK_MAX_EP];
+    /* backward */
+    struct mok_cuda_run *runs;
+    uint32_t *gates_done;
+    uint64_t *row_g, *row_weight_dst;
+    float *row_weight;
+    const void *shared_g;
+    int64_t weight_from_ids, weight_slots_from_ids; /* bytes; the same on all ranks */
+    const void *g[MOK_MAX_EP];
 };
 
 /* One expert set of the megakernel: the routed experts, or the shared one. */
@@ -187,11 +243,37 @@ struct mok_cuda_main_args {
     void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
 };
 
+/* One expert set of the backward megakernel. Every map's boxes are 64 rows of 128 bytes. */
+struct mok_cuda_backward_set {
+    CUtensorMap gate, up, down;
+    CUtensorMap a[2], b[2]; /* of macrobatch 0, of the others */
+    CUtensorMap d_a, d_b, h; /* h is weighted */
+    CUtensorMap gradient[3]; /* FP32, by enum mok_cuda_wgrad */
+    void *a_rows, *b_rows;   /* gate and up, made again */
+    void *d_a_rows, *d_b_rows, *h_rows;
+    float *gradient_rows[3];
+    uint32_t inter, tiles, hidden_tiles, k_blocks;
+};
+
+struct mok_cuda_backward_args {
+    struct mok_cuda_backward_set set[2];
+    struct mok_cuda_common common;
+    const struct mok_cuda_run *runs;
+    uint32_t *gates_done;
+    const uint64_t *row_g, *row_weight_dst;
+    const float *row_weight;
+    void *g_ring;
+    float *partial;
+    uint32_t kept; /* macrobatch 0's a, b and remote x are there */
+};
+
 struct mok_cuda_reduce_args {
     const int32_t *ids;
-    const float *weight;
+    const float *weight; /* NULL: 1 */
     const void *slots, *shared;
     void *out;
+    const float *weight_slots; /* backward: copied to d_topk_weight, 0 for what is not routed; or NULL */
+    float *d_topk_weight;
     const uint32_t *bad_id; /* not 0: do nothing */
     uint32_t tokens, topk, hidden, accumulate;
 };
@@ -204,7 +286,9 @@ struct mok_cuda_prepare_args {
     int32_t *sym_ids;
     float *sym_weight;
     struct mok_cuda_report *report;
-    uint32_t *bad_id; /* not NULL: set for a bad id, so that the kernels behind this one do nothing */
+    uint32_t *bad_id; /* not NULL: set for a bad id or context, so that the kernels behind this one do nothing */
+    const struct mok_context_header *header; /* of a backward's context, or NULL */
+    struct mok_context_header want;          /* what it must be; ring_rows_kept at most */
 };
 
 /* What a context keeps beside the ring. */
@@ -225,8 +309,10 @@ int mok_cuda_launch_prepare(const struct mok_cuda_prepare_args *args, void *stre
 int mok_cuda_launch_save(const struct mok_cuda_save_args *args, void *stream);
 int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *stream);
 int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
+int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
 int mok_cuda_schedule_setup(void);
+int mok_cuda_backward_setup(void);
 /* Once a device: raises the kernels' shared-memory limits. */
 int mok_cuda_kernels_setup(void);
 

@@ -232,5 +232,7 @@ static int mok_cuda_main_setup()
 extern "C" int mok_cuda_kernels_setup(void)
 {
     int r = mok_cuda_schedule_setup();
+    if (r == 0)
+        r = mok_cuda_backward_setup();
     return r ? r : mok_cuda_main_setup();
 }

@@ -143,6 +143,10 @@ __device__ __forceinline__ void wait_slow(const mok_cuda_common &p, const uint32
             if (load_acquire(p.abort_word))
                 return;
             if (timer_ns() - start > p.wait_limit_ns) {
+#ifdef MOK_DEBUG_WAITS
+                printf("block %u thread %u: wait %u, %u of %u; task %u %u %#x %#x\n", blockIdx.x, threadIdx.x, what, seen, want,
+                       v.x, v.y, v.z, v.w);
+#endif
                 if (atomicExch(p.abort_word, 1u) == 0) {
                     p.report->trip = { what, blockIdx.x, want, seen, { v.x, v.y, v.z, v.w } };
                     __threadfence_system();

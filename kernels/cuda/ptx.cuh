@@ -182,6 +182,23 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t address)
     return v;
 }
 
+__device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
+{
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t v)
+{
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_8(uint32_t address, float lo, float hi)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(lo), "f"(hi) : "memory");
+}
+
 /* ---- ordering ---- */
 
 /* Between ordinary and asynchronous (TMA, wgmma) accesses to shared memory. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The last phase of forward: out = (out +) shared + sum over k ascending of weight_k * y_k, in FP32, products and sums
- * each rounded, the total rounded to BF16 once.
+ * The last phase: out = (out +) shared + sum over k ascending of weight_k * y_k, in FP32, products and sums each rounded,
+ * the total rounded to BF16 once. Of a backward: d_x, the weights 1, and d_topk_weight from where it was pushed.
  * Reads only slots of routed ids: the others were never written. One thread, eight columns of one token.
  */
 #include <cuda_bf16.h>
@@ -33,11 +33,17 @@ __global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__
     const uint64_t token = blockIdx.x;
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    if (column >= vectors || __ldcg(a.bad_id))
+    if (__ldcg(a.bad_id))
+        return;
+    if (a.d_topk_weight != nullptr && column < a.topk) {
+        const uint64_t i = token * a.topk + column;
+        a.d_topk_weight[i] = __ldg(a.ids + i) >= 0 ? __ldcs(a.weight_slots + i) : 0.0f;
+    }
+    if (column >= vectors)
         return;
     const uint4 *slot = static_cast<const uint4 *>(a.slots) + token * a.topk * vectors + column;
     const int32_t *ids = a.ids + token * a.topk;
-    const float *weight = a.weight + token * a.topk;
+    const float *weight = a.weight != nullptr ? a.weight + token * a.topk : nullptr;
     uint4 *out = static_cast<uint4 *>(a.out) + token * vectors + column;
     float sum[8] = {};
     if (a.accumulate)
@@ -51,7 +57,7 @@ __global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__
 #pragma unroll
         for (uint32_t i = 0; i < batch; i++) {
             routed[i] = k0 + i < a.topk && __ldg(ids + k0 + i) >= 0;
-            w[i] = routed[i] ? __ldg(weight + k0 + i) : 0.0f;
+            w[i] = routed[i] && weight != nullptr ? __ldg(weight + k0 + i) : 1.0f;
             if (routed[i])
                 v[i] = __ldcs(slot + (uint64_t)(k0 + i) * vectors);
         }

@@ -26,10 +26,29 @@ __device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b)
 
 /* ---- PREPARE ---- */
 
+/* The context is the client's memory: its header is copied once, and the copy is what is checked and told. */
+__device__ void check_header(const mok_cuda_prepare_args &a)
+{
+    const mok_context_header &want = a.want;
+    mok_context_header got = {};
+    got.magic = __ldcv(&a.header->magic);
+    got.layer_hash = __ldcv(&a.header->layer_hash);
+    got.mode = __ldcv(&a.header->mode);
+    got.tokens = __ldcv(&a.header->tokens);
+    got.ring_rows_kept = __ldcv(&a.header->ring_rows_kept);
+    a.report->header = got;
+    const bool well = got.magic == want.magic && got.layer_hash == want.layer_hash && got.mode == want.mode &&
+                      got.tokens == want.tokens && got.ring_rows_kept <= want.ring_rows_kept;
+    if (!well && a.bad_id != nullptr)
+        *a.bad_id = 1;
+}
+
 __global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a)
 {
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
+    if (a.header != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
+        check_header(a);
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots;
          i += (uint64_t)gridDim.x * blockDim.x) {
         int32_t id = a.ids[i];
@@ -166,9 +185,11 @@ __device__ void group_experts(const mok_cuda_schedule_args &a, scan_shared &s)
  * two chunks' units stays whole unless the ring ends in it.
  * Segments are only written here: reading them back would cost a trip to memory each.
  */
-__device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s)
+__device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t &empty_runs)
 {
     const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), upc = a.units_per_chunk;
+    uint32_t runs = 0, runs_here = 0; /* here: in this macrobatch */
+    mok_cuda_run run = {};
     uint32_t row64 = 0, macrobatch = 0, border64 = ring64, segments = 0, chunks = 0, units_in_chunk = 0;
     uint64_t total = 0;
     mok_cuda_chunk c = {};
@@ -177,9 +198,14 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
         if (units > 2 * upc)
             piece = div_up(units, (units + upc - 1) / upc);
         total += left;
+        if (a.backward && left == 0 && a.overwrite)
+            a.runs[runs++] = { 0, ring64, 0, e, 0, empty_runs++, 1, 0 };
+        run = { 0, 0, 0, e, ~0u, 0, a.overwrite, 0 };
         while (left > 0) {
-            for (; row64 >= border64; border64 += ring64)
+            for (; row64 >= border64; border64 += ring64) {
                 macrobatch++;
+                runs_here = 0;
+            }
             uint32_t rows = min(min(left, piece * MOK_UNIT_ROWS), (border64 - row64) * 64);
             uint32_t n = div_up(rows, MOK_UNIT_ROWS);
             if (units_in_chunk != 0 && (c.macrobatch != macrobatch || chunk_ends(units_in_chunk, n, upc))) {
@@ -188,21 +214,40 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
                 units_in_chunk = 0;
             }
             c.macrobatch = macrobatch;
-            a.segments[segments++] = {
-                row64, row64 + ring64 - border64, rows, e, macrobatch, chunks, c.pulls, c.gate_ups, c.downs
-            };
+            a.segments[segments++] = { row64,   row64 + ring64 - border64, rows,    e,          macrobatch, chunks,
+                                       c.pulls, c.gate_ups,                c.downs, c.d_hiddens };
+            if (a.backward && run.macrobatch != macrobatch) { /* the one before is complete */
+                if (run.rows > 0) {
+                    a.runs[runs++] = run;
+                    run.fresh = 0;
+                }
+                run.row64 = row64;
+                run.ring64 = row64 + ring64 - border64;
+                run.rows = 0;
+                run.macrobatch = macrobatch;
+                run.index = runs_here++;
+                c.runs++;
+            }
+            run.rows += rows;
             c.pulls += a.ep > 1 ? n : 0;
-            c.gate_ups += tasks_of(rows, a.gate_up_tiles);
+            c.gate_ups += a.kept && macrobatch == 0 ? 0 : tasks_of(rows, a.gate_up_tiles);
+            c.d_hiddens += a.backward ? tasks_of(rows, a.hidden_tiles) : 0;
             c.downs += tasks_of(rows, a.down_tiles);
             units_in_chunk += n;
             left -= rows;
             row64 += div_up(rows, 64);
         }
+        if (a.backward && run.rows > 0)
+            a.runs[runs++] = run;
     }
     if (units_in_chunk != 0)
         chunk_at(a, s, chunks++) = c;
     if (a.shared_tokens > 0)
-        a.segments[segments++] = { a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, chunks, 0, 0, 0 };
+        a.segments[segments++] = { a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, chunks, 0, 0, 0, 0 };
+    if (a.backward && a.shared_hidden_tiles > 0 && (a.shared_tokens > 0 || a.overwrite))
+        a.runs[runs++] = { a.shared_row64, a.shared_tokens ? 0 : a.shared_ring64, a.shared_tokens, 1u << 31, 0, 0,
+                           a.overwrite,    0 };
+    a.head->runs = runs;
     a.head->rows = total;
     a.head->padded_rows = (uint64_t)row64 * 64;
     a.head->segments = segments;
@@ -219,8 +264,9 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
 {
     bool shared_left = a.shared_tokens > 0;
     uint32_t next = 0;
-    mok_cuda_chunk shared = { 0, tasks_of(a.shared_tokens, a.shared_gate_up_tiles),
-                              tasks_of(a.shared_tokens, a.down_tiles) };
+    mok_cuda_chunk shared = {};
+    shared.gate_ups = tasks_of(a.shared_tokens, a.shared_gate_up_tiles);
+    shared.downs = tasks_of(a.shared_tokens, a.down_tiles);
     auto take = [&](uint32_t count) {
         next += count;
         return next - count;
@@ -248,7 +294,7 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
             }
         }
         constexpr uint32_t warps = MOK_CONSUMER_WARPS * MOK_CLUSTER;
-        a.macrobatches[macrobatch] = { gate_ups * warps, downs * warps, 0, 0 };
+        a.macrobatches[macrobatch] = { gate_ups * warps, downs * warps };
     }
     if (shared_left) {
         shared.first_gate_up = take(shared.gate_ups);
@@ -259,6 +305,82 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
         a.chunks[i] = s.near[i];
     a.head->tasks = next;
     a.head->macrobatches = chunks ? chunk_at(a, s, chunks - 1).macrobatch + 1 : 0;
+    a.head->next_task = 0;
+}
+
+/* Tasks of one weight gradient run. */
+__device__ __forceinline__ uint32_t wgrads_of(const mok_cuda_schedule_args &a, bool shared)
+{
+    return 3 * a.down_tiles * (shared ? a.shared_hidden_tiles : a.hidden_tiles);
+}
+
+/*
+ * Task order of a backward: macrobatches from first to last, so that it begins with what the context kept. Inside one,
+ * chunk i + 1 is fetched before chunk i's gate/up, d_hidden is a chunk behind that, d_input another; then the weight
+ * gradients, which nobody waits for: rows that other ranks wait for leave first. One thread.
+ */
+__device__ void order_backward(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t chunks, uint32_t empty_runs)
+{
+    constexpr uint32_t warps = MOK_CONSUMER_WARPS * MOK_CLUSTER;
+    uint32_t next = 0, macrobatches = 0;
+    mok_cuda_chunk shared = {};
+    shared.gate_ups = tasks_of(a.shared_tokens, a.shared_gate_up_tiles);
+    shared.d_hiddens = tasks_of(a.shared_tokens, a.shared_hidden_tiles);
+    shared.downs = tasks_of(a.shared_tokens, a.down_tiles);
+    auto take = [&](uint32_t count) {
+        next += count;
+        return next - count;
+    };
+    for (uint32_t begin = 0, end; begin < chunks; begin = end, macrobatches++) {
+        uint32_t gate_ups = 0, d_hiddens = 0, downs = 0, runs = 0;
+        const uint32_t macrobatch = chunk_at(a, s, begin).macrobatch;
+        for (end = begin + 1; end < chunks && chunk_at(a, s, end).macrobatch == macrobatch;)
+            end++;
+        chunk_at(a, s, begin).first_pull = take(chunk_at(a, s, begin).pulls);
+        if (begin == 0)
+            shared.first_gate_up = take(shared.gate_ups);
+        for (uint32_t i = begin; i < end + 2; i++) {
+            if (i + 1 < end)
+                chunk_at(a, s, i + 1).first_pull = take(chunk_at(a, s, i + 1).pulls);
+            if (i < end) {
+                mok_cuda_chunk &c = chunk_at(a, s, i);
+                c.first_gate_up = take(c.gate_ups);
+                gate_ups += c.gate_ups;
+                runs += c.runs;
+            }
+            if (i == 0)
+                shared.first_d_hidden = take(shared.d_hiddens);
+            if (i > begin && i - 1 < end) {
+                mok_cuda_chunk &c = chunk_at(a, s, i - 1);
+                c.first_d_hidden = take(c.d_hiddens);
+                d_hiddens += c.d_hiddens;
+            }
+            if (i == 1 && begin == 0)
+                shared.first_down = take(shared.downs);
+            if (i >= begin + 2) {
+                mok_cuda_chunk &c = chunk_at(a, s, i - 2);
+                c.first_down = take(c.downs);
+                downs += c.downs;
+            }
+        }
+        const uint32_t wgrads = runs * wgrads_of(a, false);
+        a.macrobatches[macrobatch] = { gate_ups * warps, downs * warps,  0, 0, d_hiddens * warps, wgrads * warps, 0,
+                                       0,                take(wgrads), {} };
+    }
+    if (chunks == 0) {
+        shared.first_gate_up = take(shared.gate_ups);
+        shared.first_d_hidden = take(shared.d_hiddens);
+        shared.first_down = take(shared.downs);
+    }
+    a.chunks[chunks] = shared;
+    for (uint32_t i = 0; i < min(chunks, near_chunks); i++)
+        a.chunks[i] = s.near[i];
+    a.head->first_empty_wgrad = take(empty_runs * wgrads_of(a, false));
+    a.head->first_shared_wgrad = next;
+    if (a.shared_hidden_tiles > 0 && (a.shared_tokens > 0 || a.overwrite))
+        take(wgrads_of(a, true));
+    a.head->tasks = next;
+    a.head->macrobatches = macrobatches;
     a.head->next_task = 0;
 }
 
@@ -306,7 +428,8 @@ __device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s)
                                       s.chunk[e],
                                       s.units[e] - s.units[f],
                                       s.gate_ups[e] - s.gate_ups[f],
-                                      s.downs[e] - s.downs[f] };
+                                      s.downs[e] - s.downs[f],
+                                      0 };
         }
     /* tasks before chunk c, of each kind; see order_tasks for what comes after what */
     const uint32_t n = s.chunks;
@@ -332,8 +455,8 @@ __device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s)
         shared.first_down = s.units[first_of(2)] + s.gate_ups[first_of(1)] + shared_gate_ups;
         a.chunks[n] = shared;
         if (a.shared_tokens > 0)
-            a.segments[segments++] = { a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, n, 0, 0, 0 };
-        a.macrobatches[0] = { s.gate_ups[experts] * warps, s.downs[experts] * warps, 0, 0 };
+            a.segments[segments++] = { a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, n, 0, 0, 0, 0 };
+        a.macrobatches[0] = { s.gate_ups[experts] * warps, s.downs[experts] * warps };
         a.head->segments = segments;
         a.head->tasks = s.units[experts] + s.gate_ups[experts] + s.downs[experts] + shared_gate_ups + shared_downs;
         a.head->macrobatches = n ? 1 : 0;
@@ -411,23 +534,48 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
     if (a.ep > 1 && !shared)
         for (uint32_t i = lane; i < units; i += 32)
             put(at.first_pull + g.pull + i, MOK_TASK_PULL, i, 0, i >= pairs);
-    for (int down = 0; down < 2; down++) {
-        uint32_t tiles = down ? a.down_tiles : shared ? a.shared_gate_up_tiles : a.gate_up_tiles;
-        uint32_t count = pairs * tiles + single * div_up(tiles, 2),
-                 first = down ? at.first_down + g.down : at.first_gate_up + g.gate_up;
+    auto put_tiles = [&](uint32_t first, mok_cuda_task_type type, uint32_t tiles) {
+        const uint32_t count = pairs * tiles + single * div_up(tiles, 2);
         for (uint32_t i = lane; i < count; i += 32) {
             uint32_t unit, column;
             bool is_single;
             find_task(i, pairs, single, tiles, unit, column, is_single);
-            put(first + i, down ? MOK_TASK_DOWN : MOK_TASK_GATE_UP, unit, column, is_single);
+            put(first + i, type, unit, column, is_single);
         }
-    }
+    };
+    if (shared || !a.kept || g.macrobatch > 0)
+        put_tiles(at.first_gate_up + g.gate_up, MOK_TASK_GATE_UP, shared ? a.shared_gate_up_tiles : a.gate_up_tiles);
+    if (a.backward)
+        put_tiles(at.first_d_hidden + g.d_hidden, MOK_TASK_D_HIDDEN, shared ? a.shared_hidden_tiles : a.hidden_tiles);
+    put_tiles(at.first_down + g.down, a.backward ? MOK_TASK_D_INPUT : MOK_TASK_DOWN, a.down_tiles);
     if (shared)
         for (uint32_t t = lane; t < g.rows; t += 32) {
             uint64_t row = (uint64_t)g.row64 * 64 + t;
             a.row_src[row] = reinterpret_cast<uint64_t>(a.shared_x) + (uint64_t)t * a.hidden * 2;
             a.row_dst[row] = reinterpret_cast<uint64_t>(a.shared_y) + (uint64_t)t * a.hidden * 2;
+            if (a.backward) {
+                a.row_g[row] = reinterpret_cast<uint64_t>(a.shared_g) + (uint64_t)t * a.hidden * 2;
+                a.row_weight[row] = 1.0f;
+            }
         }
+}
+
+/* Writes a share of the tasks of run r; neighbours in the list read the same intermediate columns. */
+__device__ void fill_run(const mok_cuda_schedule_args &a, uint32_t r, uint32_t thread, uint32_t step)
+{
+    const mok_cuda_run run = a.runs[r];
+    const bool shared = run.expert >> 31;
+    const uint32_t tiles = shared ? a.shared_hidden_tiles : a.hidden_tiles, count = wgrads_of(a, shared);
+    uint32_t first = shared ? a.head->first_shared_wgrad : a.head->first_empty_wgrad + run.index * count;
+    if (!shared && run.rows > 0)
+        first = a.macrobatches[run.macrobatch].first_wgrad + run.index * count;
+    for (uint32_t i = thread; i < count; i += step) {
+        uint32_t matrix = i / (a.down_tiles * tiles), tile = i % (a.down_tiles * tiles);
+        a.tasks[first + i] = { r, tile % a.down_tiles, tile / a.down_tiles,
+                               matrix | (uint32_t)MOK_TASK_WGRAD << MOK_TASK_TYPE_BIT |
+                                   (uint32_t)shared << MOK_TASK_SHARED_BIT |
+                                   run.macrobatch << MOK_TASK_MACROBATCH_BIT };
+    }
 }
 
 /*
@@ -497,6 +645,13 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
         uint64_t row = (uint64_t)s.row64[e] * 64 + place, slot = f - a.slot_first[rank];
         a.row_src[row] = (reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.hidden * 2) | (rank != a.rank);
         a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
+        if (a.backward) {
+            const uint64_t slots = reinterpret_cast<uint64_t>(a.ids[rank]) + slot * 4; /* all of four bytes a slot */
+            a.row_g[row] =
+                (reinterpret_cast<uint64_t>(a.g[rank]) + slot / a.topk * a.hidden * 2) | (rank != a.rank);
+            a.row_weight[row] = __ldcg(reinterpret_cast<const float *>(slots + a.weight_from_ids));
+            a.row_weight_dst[row] = slots + a.weight_slots_from_ids;
+        }
     }
 }
 
@@ -523,16 +678,29 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     for (uint64_t i = block * threads + threadIdx.x; i < a.counters; i += cluster_blocks * threads) {
         a.hidden_done[i] = 0;
         a.pull_done[i] = 0;
+        if (a.backward)
+            a.gates_done[i] = 0;
     }
     mok::cluster_sync();
     scan_counts(a, s, block);
-    if (block == 0 && !order_at_once(a, s) && threadIdx.x == 0)
-        order_tasks(a, s, cut_segments(a, s));
+    if (block == 0 && (a.backward || !order_at_once(a, s)) && threadIdx.x == 0) {
+        uint32_t empty_runs = 0, chunks = cut_segments(a, s, empty_runs);
+        if (a.backward)
+            order_backward(a, s, chunks, empty_runs);
+        else
+            order_tasks(a, s, chunks);
+    }
     fill_rows(a, s, begin, end);
     mok::cluster_sync(); /* the segments and their chunks are there; no block is gone while another reads its counts */
     for (uint32_t g = block * (threads / 32) + threadIdx.x / 32; g < a.head->segments;
          g += cluster_blocks * (threads / 32))
         fill_segment(a, a.segments[g], threadIdx.x % 32);
+    if (a.backward) { /* a run to one warp, or to several where runs are few */
+        constexpr uint32_t warps = cluster_blocks * (threads / 32);
+        const uint32_t runs = a.head->runs, ways = max(warps / max(runs, 1u), 1u), lane = threadIdx.x % 32;
+        for (uint32_t i = block * (threads / 32) + threadIdx.x / 32; i < runs * ways; i += warps)
+            fill_run(a, i / ways, i % ways * 32 + lane, ways * 32);
+    }
 }
 
 } // namespace

@@ -66,18 +66,13 @@ const struct mok_host_program mok_host_prepare = { prepare_group, prepare_ready,
 /* The context is the caller's memory: its header is copied once, then checked. */
 static int check_context(struct mok_engine_layer *layer, const struct mok_op_args *args, struct mok_op_result *ret)
 {
-    const struct mok_plan *plan = &layer->plan;
     struct mok_context_header header;
+    int r;
 
     memcpy(&header, args->context, sizeof(header));
-    if (header.magic != MOK_CONTEXT_MAGIC || header.layer_hash != layer->hash)
-        return mok_args_refuse(ret, -MOK_EARG, MOK_ARG_CONTEXT, (int64_t)header.magic);
-    if (header.mode != args->context_mode)
-        return mok_args_refuse(ret, -MOK_EARG, MOK_ARG_CONTEXT_MODE, header.mode);
-    if (header.tokens != args->tokens)
-        return mok_args_refuse(ret, -MOK_ESIZE, MOK_ARG_TOKENS, header.tokens);
-    if (header.mode == MOK_CONTEXT_FULL && header.ring_rows_kept > plan->ring_rows)
-        return mok_args_refuse(ret, -MOK_EARG, MOK_ARG_CONTEXT, (int64_t)header.ring_rows_kept);
+    r = mok_args_check_context(&layer->plan, layer->hash, &header, args->context_mode, args->tokens, ret);
+    if (r < 0)
+        return r;
     layer->kept_rows = header.ring_rows_kept;
     return 0;
 }

@@ -1,6 +1,12 @@
-"""One forward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
-usage: bench.py BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines."""
+"""One forward, or one backward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
+usage: bench.py [--op forward|backward] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines.
+Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones), `NAME +=` adds to them, `NAME recompute`
+makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring; the baseline's is its own backward alone."""
 import json, os, re, statistics as st, subprocess, sys
+op = "forward"
+if len(sys.argv) > 2 and sys.argv[1] == "--op":
+    op = sys.argv[2]
+    del sys.argv[1:3]
 sys.path.insert(0, sys.argv[1])
 import torch
 from common import *
@@ -75,11 +81,40 @@ for name in shapes:
     w13 = torch.randn(el, 2 * I, H, device="cuda", dtype=BF) * .02
     w2 = torch.randn(el, H, I, device="cuda", dtype=BF) * .02
     gate, up = w13[:, :I].contiguous(), w13[:, I:].contiguous()
-    core = Core(T, k, el, 0, H, I, w13, w2)
+    back = op == "backward"
+    core = Core(T, k, el, 0, H, I, w13, w2, bwd=True) if back else Core(T, k, el, 0, H, I, w13, w2)
     base = core.fwd(x, idx, w).clone()
-    fl = T * k * 6 * H * I
-    run = {"baseline": graph(lambda: core.fwd(x, idx, w)), "dense": dense}
+    dy = torch.randn(T, H, device="cuda", dtype=BF)
+    if back:
+        base = core.bwd(dy)[0].clone()
+    fl = T * k * (12 if back else 6) * H * I
+    run = {"baseline": graph(lambda: core.bwd(dy) if back else core.fwd(x, idx, w)), "dense": dense}
     groups, i32 = [], idx.int()
+
+    def add_backward(n, path, flags=2, context_mode=1, ring=0):
+        """One more backward; how far its d_x is from the baseline's, and its weight gradients too."""
+        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode)
+        out, dx, dw = torch.empty_like(x), torch.empty_like(x), torch.empty(T, k, device="cuda")
+        grads = [torch.zeros(el, *s, device="cuda") for s in ((I, H), (I, H), (H, I))]
+        G.set([x], [i32], [w], [[gate, up, w2, None, None, None]], [out])
+        G.set_backward([dy], [grads + [None] * 3], [dx], [dw], flags)
+        G.forward()
+        schedule = []
+        for _ in range(7):
+            G.backward_phase(0, 1)
+            G.backward_phase(0, 2)
+            torch.cuda.synchronize()
+            oc = G.outcome(0)
+            schedule.append(oc[5] / 1000)
+            G.backward_phase(0, 3)
+            torch.cuda.synchronize()
+        errors = [rel(dx, base)]
+        if flags == 2:
+            errors += [rel(grads[0], core.dw13[:, :I]), rel(grads[1], core.dw13[:, I:]), rel(grads[2], core.dw2)]
+        print(json.dumps(dict(shape=name, lib=n, relerr=[float("%.2e" % e) for e in errors], rows=oc[1], schedule_us=st.median(schedule),
+                              kernels_us=kernels(G.backward))), flush=True)
+        run[n] = graph(G.backward)
+        groups.append((G, (out, dx, dw, grads)))
 
     def add(n, path, ids, **options):
         """One more entry of the loop; says how right it is, and where its time goes."""
@@ -102,17 +137,25 @@ for name in shapes:
         groups.append((G, out))
 
     for n, path in libs.items():
-        add(n, path, i32)
+        if not back:
+            add(n, path, i32)
+            continue
+        add_backward(n, path)
+        add_backward(n + " +=", path, flags=0)
+        if os.environ.get("CONTEXT"):
+            add_backward(n + " recompute", path, context_mode=2)
+        if os.environ.get("RING"):
+            add_backward(n + " ring/4", path, ring=(T * k // 4 + 63) // 64 * 64)
     first = list(libs.values())[0]
-    if os.environ.get("CONTEXT"):
+    if os.environ.get("CONTEXT") and not back:
         add("context", first, i32, context_mode=1)
-    if os.environ.get("HOT"):
+    if os.environ.get("HOT") and not back:
         add("even", first, torch.randint(0, el, (T, k), device="cuda", dtype=torch.int32))
         hot = torch.randint(1, el, (T, k), device="cuda", dtype=torch.int32)
         hot[:, :k // 2] = 0
         add("hot", first, hot)
     if name == shapes[0]:
-        print(json.dumps(dict(baseline_kernels=kernels(lambda: core.fwd(x, idx, w)))), flush=True)
+        print(json.dumps(dict(baseline_kernels=kernels(lambda: core.bwd(dy) if back else core.fwd(x, idx, w)))), flush=True)
     t, tb = {q: [] for q in run}, {q: [] for q in run}
     for r in range(rounds + 2):
         for q, g in run.items():

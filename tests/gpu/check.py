@@ -1,6 +1,6 @@
-"""The CUDA forward against an FP64 reference, bit by bit against itself, and on odd inputs.
-usage: check.py lib.so [part of a case's name]; one line a case; exit 1 when one fails."""
-import sys, torch
+"""The CUDA forward and backward against an FP64 reference, bit by bit against themselves, and on odd inputs.
+usage: [OP=forward|backward] check.py lib.so [part of a case's name]; one line a case; exit 1 when one fails."""
+import os, sys, torch
 import mokgpu
 from mokgpu import Group, rel, reference
 
@@ -164,6 +164,84 @@ def same_bits(lib):
     return ok
 
 
+BACKWARD = {  # as CASES; mode: context mode, 1 full, 2 recompute; add: to stored weight gradients
+    "aligned": (512, 256, 4, 2, 1, [300], {}),
+    "odd sizes": (208, 144, 5, 3, 1, [77], {"mode": 2}),
+    "smallest": (16, 16, 2, 1, 1, [1], {}),
+    "many experts, few rows": (256, 128, 64, 4, 1, [40], {}),
+    "one expert takes all": (256, 384, 4, 2, 1, [600], {"hot": True}),
+    "no tokens": (256, 128, 4, 2, 1, [0], {}),
+    "missing and duplicate ids": (320, 192, 6, 4, 1, [123], {"holes": True}),
+    "added to": (320, 192, 6, 4, 1, [123], {"add": 0.5}),
+    "shared expert": (320, 192, 6, 2, 1, [200], {"shared": 96, "add": 0.25}),
+    "shared expert, nothing routed": (320, 192, 6, 2, 1, [50], {"shared": 96, "none": True}),
+    "clamp": (256, 128, 4, 2, 1, [100], {"clamp": 0.4, "mode": 2}),
+    "small ring": (256, 128, 4, 4, 1, [700], {"ring": 512, "minibatch": 256}),
+    "ring of one tile": (256, 128, 4, 4, 1, [300], {"ring": 64, "minibatch": 64, "add": 1.0}),
+    "two blocks": (256, 128, 4, 4, 1, [300], {"ring": 512, "blocks": 2, "mode": 2}),
+    "ep2": (512, 256, 8, 2, 2, [300, 211], {}),
+    "ep4 unequal, one empty, ring": (272, 144, 8, 3, 4, [130, 0, 77, 259], {"ring": 256}),
+    "ep4 ring of one tile, two blocks": (256, 128, 8, 4, 4, [60, 50, 100, 90], {"ring": 64, "blocks": 2, "mode": 2}),
+    "delays": (256, 128, 8, 4, 2, [300, 250], {"ring": 256, "minibatch": 128, "chaos": 30, "repeats": 6}),
+}
+
+
+def backward(lib, name, case, seed=2):
+    """Forward and backward of one group: every gradient against FP64, bitwise repeats, poisoned memory."""
+    H, I, E, K, ep, tokens, opt = case
+    data = inputs(H, I, E, K, tokens, opt, seed)
+    gate, up, down, xs, ids, ws, sh = data
+    el, add = E // ep, opt.get("add", 0.0)
+    G, outs = forward(lib, case, data, context=opt.get("mode", 1))
+    d_outs = [torch.randn(t, H, device="cuda", generator=torch.Generator("cuda").manual_seed(9 + r)).bfloat16() for r, t in enumerate(tokens)]
+    f32 = lambda *s: torch.empty(*s, device="cuda", dtype=torch.float32)
+    grads = [[f32(el, I, H), f32(el, I, H), f32(el, H, I)] + [f32(*s.shape) if s is not None else None for s in sh] for _ in range(ep)]
+    d_xs, d_ws = [torch.empty(t, H, device="cuda", dtype=torch.bfloat16) for t in tokens], [f32(t, K) for t in tokens]
+    G.set_backward(d_outs, grads, d_xs, d_ws, 0 if add else 2)
+    first, ok, why = None, True, ""
+    for n in range(opt.get("repeats", 3)):
+        for p in G.priv + G.context:
+            p.fill_(0xff)
+        G.forward()
+        for p in G.priv:
+            p.fill_(0xff)
+        for t in d_xs + d_ws:
+            t.fill_(float("nan"))
+        for g in grads:
+            for t in g:
+                if t is not None:
+                    t.fill_(add if add else float("nan"))
+        for phase in (1, 2, 3):
+            for r in range(ep):
+                G.backward_phase(r, phase)
+                if phase < 3:
+                    torch.cuda.synchronize()
+                    if G.outcome(r)[0]:
+                        ok, why = False, f"status in phase {phase}"
+        torch.cuda.synchronize()
+        flat = [t.clone() for t in d_xs + d_ws + [t for g in grads for t in g if t is not None]]
+        if first is None:
+            first = flat
+        elif not all(torch.equal(a, b) for a, b in zip(flat, first)):
+            ok, why = False, "not bitwise equal"
+    G.close()
+    cat = lambda ts: torch.cat(list(ts))
+    want = mokgpu.gradients(cat(xs), cat(ids), cat(ws), cat(d_outs), gate, up, down, opt.get("clamp", 0.0), sh if sh[0] is not None else None)
+    got = [cat(d_xs), cat(d_ws)] + [cat(g[i] for g in grads).double() - add for i in range(3)]
+    if sh[0] is not None:
+        got += [sum(g[i].double() - add for g in grads) for i in range(3, 6)]
+    errors = [rel(a, b) for a, b in zip(got, want)]
+    if not all(e < (4e-2 if opt.get("clamp") else 9e-3) for e in errors):
+        ok, why = False, why + " error"
+    empty = [e for e in range(E) if not (cat(ids) == e).any()]
+    if not add and any(g[i % el].abs().max() != 0 for i in empty for g in grads[i // el][:3]):
+        ok, why = False, why + " an empty expert's gradient is not zero"
+    if (cat(d_ws)[cat(ids) < 0] != 0).any():
+        ok, why = False, why + " the gradient of an id -1 is not zero"
+    print(f"{'ok  ' if ok else 'FAIL'} backward: {name:34s} rel {' '.join('%.1e' % e for e in errors)} {why}", flush=True)
+    return ok
+
+
 def bad_ids(lib):
     case = (64, 64, 4, 3, 1, [50], {})
     data = inputs(*case[:4], [50], {}, 3)
@@ -209,8 +287,13 @@ def accumulates(lib):
 if __name__ == "__main__":
     lib = mokgpu.load(sys.argv[1])
     part = sys.argv[2] if len(sys.argv) > 2 else ""
-    bad = sum(not run(lib, n, c) for n, c in CASES.items() if part in n)
-    if not part:
+    op = os.environ.get("OP", "forward,backward")
+    bad = 0
+    if "forward" in op:
+        bad += sum(not run(lib, n, c) for n, c in CASES.items() if part in n)
+    if "backward" in op:
+        bad += sum(not backward(lib, n, c) for n, c in BACKWARD.items() if part in n)
+    if not part and "forward" in op:
         bad += sum(not f(lib) for f in (same_bits, bad_ids, nan_stays, accumulates))
     print("check:", "all ok" if not bad else f"{bad} failed", flush=True)
     sys.exit(bad != 0)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See device.h. */
 #include "device.h"
+#include "plain_bf16.h"
+#include "plan_backend.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -68,8 +70,8 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
         .shared_intermediate = p->shared_intermediate,
         .clamp = p->clamp,
         .minibatch_rows = options->minibatch_rows,
-        .ring_bytes = options->ring_rows * 2 * (p->intermediate + (options->ranks > 1 ? p->hidden : 0)),
     };
+    spec.ring_bytes = options->ring_rows * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = spec });
 
     if (mok_plan_make(&spec, limits, &g->plan[r], NULL, 0, &message) < 0)
         fail_msg("plan of rank %u: %s", r, message.text);
@@ -116,6 +118,46 @@ static void open_tensors(struct device_group *g, const struct problem *p, uint32
     };
 }
 
+#define CANARY 256u /* bytes before and behind an output */
+
+/* An output with canaries around; what the operation gets is `at` behind the first. */
+static void *open_output(struct device_group *g, uint32_t r, struct device_memory *ret, uint64_t bytes)
+{
+    if (bytes == 0)
+        return NULL;
+    *ret = take(g->engine[r], NULL, bytes + 2 * CANARY);
+    assert_int_equal(cudaMemset(ret->at, 0xa5, bytes + 2 * CANARY), 0);
+    return (uint8_t *)ret->at + CANARY;
+}
+
+static uint64_t gradient_bytes(const struct device_group *g, unsigned i)
+{
+    const struct problem *p = &g->shape;
+
+    return i < 3 ? problem_expert_elements(p) * (p->experts / g->ranks) * 4 :
+                   (uint64_t)p->shared_intermediate * p->hidden * 4;
+}
+
+static void open_backward(struct device_group *g, const struct problem *p, uint32_t r, uint64_t first)
+{
+    uint64_t rows = (uint64_t)g->tokens[r] * p->hidden * 2, slots = (uint64_t)g->tokens[r] * p->topk * 4;
+    struct mok_op_args *args = &g->args[r];
+    float **gradient[6] = { &args->params.d_gate,        &args->params.d_up,        &args->params.d_down,
+                            &args->params.d_shared_gate, &args->params.d_shared_up, &args->params.d_shared_down };
+
+    g->context[r] = take(g->engine[r], NULL,
+                         args->context_mode == MOK_CONTEXT_FULL ? g->plan[r].context_full_bytes :
+                                                                  g->plan[r].context_recompute_bytes);
+    assert_int_equal(cudaMemset(g->context[r].at, 0xff, g->context[r].bytes), 0);
+    args->context = g->context[r].at;
+    g->d_out[r] = take(g->engine[r], p->d_out + first * p->hidden, rows);
+    g->peer[r].d_out = g->d_out[r].at;
+    args->d_x = open_output(g, r, &g->d_x[r], rows);
+    args->d_topk_weight = open_output(g, r, &g->d_weight[r], slots);
+    for (unsigned i = 0; i < 6; i++)
+        *gradient[i] = open_output(g, r, &g->gradients[r][i], gradient_bytes(g, i));
+}
+
 void device_group_open(struct device_group *g, const struct problem *p, const struct device_options *options,
                        const uint32_t *tokens)
 {
@@ -146,6 +188,10 @@ void device_group_open(struct device_group *g, const struct problem *p, const st
             0)
             fail_msg("layer of rank %u: %s", r, message.text);
         open_tensors(g, p, r, first);
+        g->args[r].context_mode = options->context_mode;
+        g->flags = options->flags;
+        if (options->context_mode)
+            open_backward(g, p, r, first);
         first += tokens[r];
     }
 }
@@ -159,8 +205,13 @@ void device_group_close(struct device_group *g)
     for (r = 0; r < g->ranks; r++) {
         struct device_memory *all[] = { &g->symmetric[r], &g->private_memory[r], &g->x[r],
                                         &g->ids[r],       &g->weight[r],         &g->out[r] };
+        struct device_memory *backward[] = { &g->context[r], &g->d_out[r], &g->d_x[r], &g->d_weight[r] };
         for (i = 0; i < sizeof(all) / sizeof(all[0]); i++)
             give(g->engine[r], all[i]);
+        for (i = 0; i < sizeof(backward) / sizeof(backward[0]); i++)
+            give(g->engine[r], backward[i]);
+        for (i = 0; i < 6; i++)
+            give(g->engine[r], &g->gradients[r][i]);
         for (i = 0; i < 6; i++)
             give(g->engine[r], &g->params[r][i]);
     }
@@ -190,6 +241,151 @@ void device_forward(struct device_group *g)
             if (result.status < 0)
                 fail_msg("rank %u, phase %d: status %d", r, phase, result.status);
         }
+}
+
+static void fill(const struct device_memory *memory, float start, bool poison)
+{
+    uint64_t bytes = memory->bytes ? memory->bytes - 2 * CANARY : 0, i;
+    uint8_t *at = (uint8_t *)memory->at + CANARY;
+    float *values;
+
+    if (bytes == 0)
+        return;
+    if (poison) {
+        assert_int_equal(cudaMemset(at, 0xff, bytes), 0);
+        return;
+    }
+    values = malloc(bytes);
+    assert_non_null(values);
+    for (i = 0; i < bytes / sizeof(float); i++)
+        values[i] = start;
+    assert_int_equal(cudaMemcpy(at, values, bytes, cudaMemcpyHostToDevice), 0);
+    free(values);
+}
+
+void device_backward(struct device_group *g, float start)
+{
+    for (uint32_t r = 0; r < g->ranks; r++) {
+        fill(&g->d_x[r], 0, true);
+        fill(&g->d_weight[r], 0, true);
+        for (unsigned i = 0; i < 6; i++)
+            fill(&g->gradients[r][i], start, (g->flags & MOK_OPF_OVERWRITE_WGRAD) != 0);
+        g->args[r].kind = MOK_KIND_BACKWARD;
+        g->args[r].flags = g->flags;
+    }
+    for (int phase = MOK_PHASE_PREPARE; phase <= MOK_PHASE_REDUCE; phase++)
+        for (uint32_t r = 0; r < g->ranks; r++) {
+            struct mok_op_result result = device_phase(g, r, (enum mok_phase)phase);
+            if (result.status < 0)
+                fail_msg("backward, rank %u, phase %d: status %d", r, phase, result.status);
+        }
+    for (uint32_t r = 0; r < g->ranks; r++) {
+        g->args[r].kind = MOK_KIND_FORWARD;
+        g->args[r].flags = 0;
+    }
+}
+
+/* Calls `each` for every output in the problem's order, with its bytes on the host. */
+static void read_outputs(const struct device_group *g, void (*each)(void *cookie, enum result_array array, uint32_t rank,
+                                                                    const void *values, uint64_t bytes),
+                         void *cookie)
+{
+    for (int a = RESULT_D_X; a < RESULT_COUNT; a++)
+        for (uint32_t r = 0; r < g->ranks; r++) {
+            const struct device_memory *m = a == RESULT_D_X             ? &g->d_x[r] :
+                                            a == RESULT_D_TOPK_WEIGHT ? &g->d_weight[r] :
+                                                                        &g->gradients[r][a - RESULT_D_GATE];
+            uint64_t bytes = m->bytes ? m->bytes - 2 * CANARY : 0;
+            void *values = malloc(bytes + 1);
+
+            assert_non_null(values);
+            if (bytes)
+                assert_int_equal(cudaMemcpy(values, (uint8_t *)m->at + CANARY, bytes, cudaMemcpyDeviceToHost), 0);
+            each(cookie, (enum result_array)a, r, values, bytes);
+            free(values);
+        }
+}
+
+struct widened {
+    struct result *result;
+    double start;
+    size_t at[RESULT_COUNT];
+};
+
+static void widen(void *cookie, enum result_array array, uint32_t rank, const void *values, uint64_t bytes)
+{
+    struct widened *w = cookie;
+    bool shared = array >= RESULT_D_SHARED_GATE;
+    double *to = w->result->array[array] + (shared ? 0 : w->at[array]);
+
+    if (array == RESULT_D_X) {
+        for (uint64_t i = 0; i < bytes / 2; i++)
+            to[i] = (double)bf16_to_float(((const uint16_t *)values)[i]);
+        w->at[array] += bytes / 2;
+        return;
+    }
+    for (uint64_t i = 0; i < bytes / 4; i++) {
+        double value = (double)((const float *)values)[i] - (array >= RESULT_D_GATE ? w->start : 0);
+        to[i] = shared && rank > 0 ? to[i] + value : value;
+    }
+    w->at[array] += bytes / 4;
+}
+
+void device_gradients(const struct device_group *g, float start, struct result *ret)
+{
+    struct widened w = { .result = ret, .start = (double)start };
+
+    result_alloc(&g->shape, ret);
+    read_outputs(g, widen, &w);
+}
+
+struct gathered {
+    uint8_t *bytes;
+    size_t size;
+};
+
+static void gather(void *cookie, enum result_array array, uint32_t rank, const void *values, uint64_t bytes)
+{
+    struct gathered *all = cookie;
+
+    (void)array;
+    (void)rank;
+    all->bytes = realloc(all->bytes, all->size + bytes + 1);
+    assert_non_null(all->bytes);
+    memcpy(all->bytes + all->size, values, bytes);
+    all->size += bytes;
+}
+
+uint8_t *device_gradient_bytes(const struct device_group *g, size_t *ret_size)
+{
+    struct gathered all = { 0 };
+
+    read_outputs(g, gather, &all);
+    *ret_size = all.size;
+    return all.bytes;
+}
+
+static void check_canary(const struct device_memory *m)
+{
+    uint8_t around[2][CANARY];
+
+    if (!m->bytes)
+        return;
+    assert_int_equal(cudaMemcpy(around[0], m->at, CANARY, cudaMemcpyDeviceToHost), 0);
+    assert_int_equal(cudaMemcpy(around[1], (uint8_t *)m->at + m->bytes - CANARY, CANARY, cudaMemcpyDeviceToHost), 0);
+    for (unsigned i = 0; i < 2 * CANARY; i++)
+        if (around[i / CANARY][i % CANARY] != 0xa5)
+            fail_msg("byte %u %s an output was written", i % CANARY, i < CANARY ? "before" : "behind");
+}
+
+void device_check_canaries(const struct device_group *g)
+{
+    for (uint32_t r = 0; r < g->ranks; r++) {
+        check_canary(&g->d_x[r]);
+        check_canary(&g->d_weight[r]);
+        for (unsigned i = 0; i < 6; i++)
+            check_canary(&g->gradients[r][i]);
+    }
 }
 
 uint16_t *device_out(const struct device_group *g)

@@ -7,6 +7,7 @@
 #define MOK_TESTS_GPU_DEVICE_H
 
 #include "engine.h"
+#include "oracle.h"
 #include "problem.h"
 
 #define DEVICE_MAX_RANKS 8
@@ -18,6 +19,7 @@ struct device_memory {
 
 struct device_group {
     uint32_t ranks;
+    uint32_t flags;       /* of a backward */
     struct problem shape; /* dimensions only */
     struct mok_plan plan[DEVICE_MAX_RANKS];
     struct mok_engine *engine[DEVICE_MAX_RANKS];
@@ -25,6 +27,9 @@ struct device_group {
     struct device_memory symmetric[DEVICE_MAX_RANKS], private_memory[DEVICE_MAX_RANKS];
     struct device_memory params[DEVICE_MAX_RANKS][6];
     struct device_memory x[DEVICE_MAX_RANKS], ids[DEVICE_MAX_RANKS], weight[DEVICE_MAX_RANKS], out[DEVICE_MAX_RANKS];
+    /* with a context mode */
+    struct device_memory context[DEVICE_MAX_RANKS], d_out[DEVICE_MAX_RANKS], d_x[DEVICE_MAX_RANKS],
+        d_weight[DEVICE_MAX_RANKS], gradients[DEVICE_MAX_RANKS][6]; /* behind canaries, as d_x and d_weight */
     uint32_t tokens[DEVICE_MAX_RANKS];
     struct mok_peer peer[DEVICE_MAX_RANKS];
     struct mok_op_args args[DEVICE_MAX_RANKS];
@@ -32,7 +37,9 @@ struct device_group {
 
 struct device_options {
     uint32_t ranks, blocks, minibatch_rows, chaos_delay_us;
-    uint64_t ring_rows; /* 0: the plan's */
+    uint64_t ring_rows;    /* 0: the plan's */
+    uint32_t context_mode; /* not 0: backward can be run too */
+    uint32_t flags;        /* of the backward */
 };
 
 /* Ends the test with a sentence when something is refused. `tokens`: [ranks]. */
@@ -44,6 +51,15 @@ void device_group_close(struct device_group *group);
 struct mok_op_result device_phase(struct device_group *group, uint32_t rank, enum mok_phase phase);
 /* All phases on all ranks, which must succeed. */
 void device_forward(struct device_group *group);
+/* PREPARE, MAIN and REDUCE of a backward on all ranks, which must succeed; its outputs are poisoned or, where it adds to
+ * them, filled with `start` before. A forward must have left its context. */
+void device_backward(struct device_group *group, float start);
+/* All gradients in the problem's order, less `start` where the backward added to it; shared ones are summed over ranks. */
+void device_gradients(const struct device_group *group, float start, struct result *ret);
+/* The same as bytes, for comparisons of bits: freed by the caller. */
+uint8_t *device_gradient_bytes(const struct device_group *group, size_t *ret_size);
+/* Ends the test when something around the outputs was written. */
+void device_check_canaries(const struct device_group *group);
 /* The outputs of all ranks in the problem's order; BF16 [T][H], freed by the caller. */
 uint16_t *device_out(const struct device_group *group);
 

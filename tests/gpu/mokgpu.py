@@ -16,6 +16,7 @@ def load(path):
     lib.shim_layer.argtypes = [P, P, F, P, P]
     lib.shim_layer_close.argtypes = [P]
     lib.shim_enqueue.argtypes = [P, U32, U32, P, P, P, P, U32, P, P, U32, U32, P, P]
+    lib.shim_enqueue_backward.argtypes = [P, U32, U32, P, P, P, P, U32, P, P, P, U32, U32, P, P]
     lib.shim_outcome.argtypes = [P, P, P]
     return lib
 
@@ -75,6 +76,27 @@ class Group:
             if len(set(self.device)) > 1 and phase < 3:
                 self.meet()
 
+    def set_backward(self, d_outs, gradients, d_xs, d_weights, flags=0):
+        """gradients: per rank six FP32 tensors or None; behind set(), with a context mode."""
+        self.d_outs, self.gradients, self.d_xs, self.d_weights, self.backward_flags = d_outs, gradients, d_xs, d_weights, flags
+        self.pd = (P * self.ep)(*[d.data_ptr() for d in d_outs])
+        self.pg = [(P * 6)(*[t.data_ptr() if t is not None else None for t in g]) for g in gradients]
+
+    def backward_phase(self, rank, phase):
+        torch.cuda.set_device(self.device[rank])
+        q = self.lib.shim_enqueue_backward(self.layer[rank], phase, self.xs[rank].shape[0], self.pp[rank], self.pg[rank],
+                                           self.d_xs[rank].data_ptr(), self.d_weights[rank].data_ptr(), self.ep, self.px, self.pd, self.pt,
+                                           self.backward_flags, self.context_mode, self.context[rank].data_ptr(),
+                                           torch.cuda.current_stream(self.device[rank]).cuda_stream)
+        assert q == 0, f"enqueue backward phase {phase}: {q}"
+
+    def backward(self):
+        for phase in (1, 2, 3):
+            for r in range(self.ep):
+                self.backward_phase(r, phase)
+            if len(set(self.device)) > 1 and phase < 3:
+                self.meet()
+
     def meet(self):
         """Each GPU's stream waits for all others."""
         streams = [torch.cuda.current_stream(d) for d in sorted(set(self.device))]
@@ -115,3 +137,22 @@ def reference(x, ids, w, gate, up, down, clamp=0.0, shared=None, dt=torch.float6
         h = act(xd @ g.t(), xd @ u.t()).bfloat16().to(dt)
         out = out + (h @ d.t()).bfloat16().to(dt)
     return out
+
+
+def gradients(x, ids, w, d_out, gate, up, down, clamp=0.0, shared=None):
+    """FP64 gradients of sum(out * d_out), no rounding: d_x, d_w, d_gate, d_up, d_down and the shared expert's three."""
+    with torch.enable_grad():
+        leaf = lambda t: t.double().requires_grad_(True)
+        xd, wd, p = leaf(x), leaf(w), [leaf(t) for t in (gate, up, down)]
+        s = [leaf(t) for t in shared] if shared is not None else []
+        act = lambda a, b: torch.nn.functional.silu(a.clamp(max=clamp) if clamp else a) * (b.clamp(-clamp, clamp) if clamp else b)
+        out = torch.zeros_like(xd)
+        for e in range(gate.shape[0]):
+            t, k = (ids == e).nonzero(as_tuple=True)
+            if t.numel():
+                y = act(xd[t] @ p[0][e].t(), xd[t] @ p[1][e].t()) @ p[2][e].t()
+                out = out.index_add(0, t, y * wd[t, k].unsqueeze(-1))
+        if s:
+            out = out + act(xd @ s[0].t(), xd @ s[1].t()) @ s[2].t()
+        got = torch.autograd.grad((out * d_out.double()).sum(), [xd, wd] + p + s, allow_unused=True)
+        return [g if g is not None else torch.zeros_like(l) for g, l in zip(got, [xd, wd] + p + s)]

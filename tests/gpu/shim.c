@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../../kernels/cuda/engine.h"
+#include "../../kernels/plan_backend.h"
 
 #define SHIM __attribute__((visibility("default")))
 
@@ -59,7 +60,7 @@ static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
                                 .shared_intermediate = (uint32_t)spec[7],
                                 .clamp = clamp,
                                 .minibatch_rows = (uint32_t)spec[9] };
-    s.ring_bytes = spec[8] * 2 * (s.intermediate + (s.ep > 1 ? s.hidden : 0));
+    s.ring_bytes = spec[8] * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = s });
     return mok_plan_make(&s, &device, ret, NULL, 0, &message);
 }
 
@@ -114,6 +115,40 @@ SHIM int shim_enqueue(struct mok_engine_layer *layer, uint32_t phase, uint32_t t
     a.params.shared_gate = params[3];
     a.params.shared_up = params[4];
     a.params.shared_down = params[5];
+    return mok_cuda_enqueue(layer, &a, (enum mok_phase)phase, stream);
+}
+
+/* gradients: of gate, up, down, shared gate, up, down */
+SHIM int shim_enqueue_backward(struct mok_engine_layer *layer, uint32_t phase, uint32_t tokens,
+                               const void *const *params, float *const *gradients, void *d_x, float *d_topk_weight,
+                               uint32_t ep, const void *const *x, const void *const *d_out, const uint32_t *peer_tokens,
+                               uint32_t flags, uint32_t context_mode, void *context, void *stream)
+{
+    struct mok_peer peer[MOK_MAX_EP];
+    struct mok_op_args a = { .kind = MOK_KIND_BACKWARD,
+                             .flags = flags,
+                             .tokens = tokens,
+                             .d_x = d_x,
+                             .d_topk_weight = d_topk_weight,
+                             .peer = peer,
+                             .context_mode = context_mode,
+                             .context = context };
+    for (uint32_t i = 0; i < ep; i++)
+        peer[i] = (struct mok_peer){ .x = x[i], .d_out = d_out[i], .tokens = peer_tokens[i] };
+    a.params = (struct mok_expert_params){
+        .gate = params[0],
+        .up = params[1],
+        .down = params[2],
+        .shared_gate = params[3],
+        .shared_up = params[4],
+        .shared_down = params[5],
+        .d_gate = gradients[0],
+        .d_up = gradients[1],
+        .d_down = gradients[2],
+        .d_shared_gate = gradients[3],
+        .d_shared_up = gradients[4],
+        .d_shared_down = gradients[5],
+    };
     return mok_cuda_enqueue(layer, &a, (enum mok_phase)phase, stream);
 }
 

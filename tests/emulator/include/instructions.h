@@ -130,6 +130,20 @@ inline uint4 load_shared_16(uint32_t address)
     return *reinterpret_cast<const uint4 *>(emu::shared_pointer(address, 16, 16, true));
 }
 
+inline uint32_t load_shared_4(uint32_t address)
+{
+    return *reinterpret_cast<const uint32_t *>(emu::shared_pointer(address, 4, 4, true));
+}
+inline void store_shared_4(uint32_t address, uint32_t v)
+{
+    *reinterpret_cast<uint32_t *>(emu::shared_pointer(address, 4, 4, true)) = v;
+}
+inline void store_shared_8(uint32_t address, float lo, float hi)
+{
+    const float2 v = { lo, hi };
+    *reinterpret_cast<float2 *>(emu::shared_pointer(address, 8, 8, true)) = v;
+}
+
 /* ---- ordering: one thread of the process runs all fibers, so memory is in order as it is ---- */
 
 inline void fence_async_shared()
@@ -226,6 +240,11 @@ template <bool TransposedA = false, bool TransposedB = false>
 inline void wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b, bool add)
 {
     emu::wgmma(d, 256, a, nullptr, b, add, TransposedA, TransposedB);
+}
+template <bool TransposedA = false, bool TransposedB = false>
+inline void wgmma_m64n256k16_first(float (&d)[128], uint64_t a, uint64_t b)
+{
+    emu::wgmma(d, 256, a, nullptr, b, false, TransposedA, TransposedB);
 }
 
 } // namespace mok

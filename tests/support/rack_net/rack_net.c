@@ -10,7 +10,11 @@
 #include "rack_key.h"
 #include "util.h"
 
+#ifdef MOK_SANITIZED
+#define PATIENCE_S 300u
+#else
 #define PATIENCE_S 60u
+#endif
 
 static void must(bool condition, const char *what)
 {

@@ -1,15 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Meshes of real sockets in one process: who finds whom, what arrives, what ends a link. */
+#include <arpa/inet.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "rack_net.h"
 
-#define SMALL 50000u /* commands each way; tests/bench does a million */
+/* Commands each way; `mok-bench mesh` does a million. */
+#ifdef MOK_SANITIZED
+#define SMALL 10000u
+#else
+#define SMALL 50000u
+#endif
 
 static struct rack_net net;
 
@@ -293,6 +304,83 @@ static void a_node_that_claims_anothers_name_is_refused(void **state)
     assert_int_equal(rack_net_info(&net, 0, 2).state, RACK_UNKNOWN);
 }
 
+/* ------------------------------------------------------------------ descriptors */
+
+/* Connects again and again from another process, which has its own limit. */
+static pid_t start_knocking(const char *address)
+{
+    struct sockaddr_in server = { .sin_family = AF_INET, .sin_port = htons(7117) };
+    char host[RACK_MAX_ADDRESS + 1];
+
+    snprintf(host, sizeof(host), "%.*s", (int)strcspn(address, ":"), address);
+    inet_pton(AF_INET, host, &server.sin_addr);
+    pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    for (int i = 0; i < 100; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        connect(fd, (struct sockaddr *)&server, sizeof(server));
+        usleep(2000);
+    }
+    pause();
+    _exit(0);
+}
+
+static void no_descriptor_left_ends_no_connection_and_not_the_process(void **state)
+{
+    struct rlimit limit, low;
+
+    (void)state;
+    net.node[0].config.n_nodes = net.node[1].config.n_nodes = 2;
+    rack_net_start(&net, 0);
+    rack_net_start(&net, 1);
+    rack_net_until(&net, zero_and_one_are_up, "not up");
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    int next = dup(0); /* the lowest that is free */
+    close(next);
+    low = limit;
+    low.rlim_cur = (rlim_t)next + 4;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    pid_t pid = start_knocking(net.node[0].inventory[0].address);
+    rack_net_turn_for(&net, 1000);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    assert_int_equal(net.node[0].losses, 0);
+    assert_int_equal(net.node[1].losses, 0);
+
+    net.node[0].config.n_nodes = net.node[1].config.n_nodes = 3; /* and others come in again */
+    char text[RACK_MAX_TEXT];
+    assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
+    assert_int_equal(rack_reload(net.node[1].rack, &net.node[1].config, text), 0);
+    rack_net_start(&net, 2);
+    rack_net_until(&net, rack_net_all_up, "nobody comes in any more");
+}
+
+static void a_mesh_without_descriptors_is_refused_with_their_number(void **state)
+{
+    struct rlimit limit, low;
+    char text[RACK_MAX_TEXT];
+    struct rack *rack;
+    const struct rack_handlers none = { 0 };
+
+    (void)state;
+    net.node[0].config.heartbeat_ms = 50;
+    net.node[0].config.timeout_ms = 500;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    low = limit;
+    low.rlim_cur = 16;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    int r = rack_start(&net.loop, &net.node[0].config, net.node[0].boot_id, &none, NULL, &rack, text);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(r, -MOK_EFDS);
+    assert_non_null(strstr(text, "raise LimitNOFILE"));
+}
+
 /* ------------------------------------------------------------------ versions */
 
 static void neighbouring_versions_speak_the_newest_that_both_know(void **state)
@@ -338,6 +426,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_key_that_is_not_in_the_inventory_is_refused_and_says_so, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_refused_node_comes_in_once_it_is_in_the_inventory, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_node_that_claims_anothers_name_is_refused, open_three, close_net),
+        cmocka_unit_test_setup_teardown(no_descriptor_left_ends_no_connection_and_not_the_process, open_three,
+                                        close_net),
+        cmocka_unit_test_setup_teardown(a_mesh_without_descriptors_is_refused_with_their_number, open_two, close_net),
         cmocka_unit_test_setup_teardown(neighbouring_versions_speak_the_newest_that_both_know, open_two, close_net),
         cmocka_unit_test_setup_teardown(versions_that_do_not_fit_are_named, open_two, close_net),
     };

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of the CUDA engine's host side share: its device, its layers, and the calls between them. Nothing outside
+ * of them includes this.
+ */
+#ifndef MOK_CUDA_ENGINE_LAYER_H
+#define MOK_CUDA_ENGINE_LAYER_H
+
+#include <cuda_runtime_api.h>
+
+#include "driver.h"
+#include "engine.h"
+#include "layout.h"
+
+/* What PREPARE was asked, for its outcome. */
+struct mok_cuda_asked {
+    uint32_t kind, context_mode, tokens;
+};
+
+struct mok_engine {
+    struct mok_engine_config config;
+    struct mok_cuda_driver driver;
+    uint32_t blocks; /* of the megakernel */
+    cudaStream_t stream, side;
+    uint32_t number;                /* of the phase started last */
+    uint64_t started_ns, looked_ns; /* when it was, and when the device was last asked */
+    struct mok_cuda_report *report; /* host memory that the device writes */
+    uint32_t *abort_word;           /* device memory, 256 bytes */
+    uint32_t *bad_id;               /* behind it: a bad id was found, the rest of the operation does nothing */
+    bool running, aborted;
+    enum mok_phase phase; /* started last */
+    struct mok_engine_layer *layer;
+    struct mok_cuda_asked args;
+    struct mok_op_result refused; /* its status is not 0: the phase was refused and ran nothing */
+};
+
+struct mok_engine_layer {
+    struct mok_engine *engine;
+    struct mok_plan plan;
+    uint64_t hash;
+    struct mok_cuda_layout layout;
+    struct mok_cuda_kept kept;
+    uint8_t *private_memory;
+    uint8_t *symmetric[MOK_MAX_EP];
+    struct mok_expert_params mapped; /* what forward's tensor maps were made for */
+    struct mok_expert_params backward_mapped;
+    const void *backward_context; /* whose ring backward's maps name; NULL: none's */
+    bool maps_made, backward_maps_made;
+    struct mok_cuda_main_args main;
+    struct mok_cuda_backward_args backward;
+    struct mok_cuda_schedule_args schedule;
+};
+
+/*
+ * A row-major tensor [planes][rows][columns] of BF16 (2 bytes) or FP32 (4), read in boxes of box_rows rows of 128 bytes,
+ * swizzled by 128 bytes.
+ */
+int mok_cuda_make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
+                      uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions);
+
+/* engine_backward.c; `fill` once a layer, behind forward's arguments */
+void mok_cuda_backward_fill(struct mok_engine_layer *l);
+int mok_cuda_backward_make_maps(struct mok_engine_layer *l, const struct mok_op_args *args);
+void mok_cuda_backward_prepare(const struct mok_engine_layer *l, const struct mok_op_args *args,
+                               struct mok_cuda_prepare_args *ret);
+int mok_cuda_backward_check_context(const struct mok_engine_layer *l, struct mok_op_result *ret);
+int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+
+#endif
