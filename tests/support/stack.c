@@ -111,7 +111,8 @@ int stack_end(struct stack *stack, int number)
     stack->mokd = 0;
     if (kill(mokd, number) < 0 || waitpid(mokd, &status, 0) != mokd)
         return -1;
-    if (number == SIGTERM && (!WIFEXITED(status) || WEXITSTATUS(status) != 0))
+    /* One that has hardly begun is ended by the signal itself. */
+    if (number == SIGTERM && status != 0 && !(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM))
         return -1;
     if (stack->store)
         fdstore_settle(stack->store);
