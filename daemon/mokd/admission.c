@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "client_queue.h"
+#include "state.h"
 #include "status.h"
 
 /* ------------------------------------------------------------------ draining */
@@ -42,6 +43,7 @@ static void drain(struct mokd_device *device, bool draining, const struct mokd_u
     if (device->draining == draining)
         return;
     device->draining = draining;
+    mokd_state_touch(device->server); /* an upgrade may come in the middle of it */
     mok_log(MOK_LOG_NOTICE, "device", draining ? "draining" : "open again", "device=%s by_uid=%u ranks=%u queues=%u",
             device->config->name, user->uid, device->n_ranks, device->n_queues);
     if (!draining)
@@ -55,7 +57,7 @@ void mokd_drain(struct mokd_session *session, uint64_t id, const Mok__Drain *req
     struct mokd_server *server = session->server;
     struct mokd_error error = { 0 };
 
-    if (!mokd_user_is_admin(session->user))
+    if (!mokd_session_is_admin(session))
         mokd_error_set(&error, -MOK_EACCESS, "drain: user %s is no administrator of this mokd", session->user->name);
     else if (!request->node && request->device >= server->n_devices)
         mokd_error_set(&error, -MOK_ENODEV, "device = %u: this node has %zu devices", request->device,

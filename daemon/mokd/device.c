@@ -157,8 +157,10 @@ static void respawn(void *cookie)
 
 void mokd_device_wake(struct mokd_device *device, const char *reason)
 {
+    bool rests = !device->worker && device->state == MOKD_DEVICE_RESTING && !device->respawn;
+
     (void)reason;
-    if (!device->worker && device->state == MOKD_DEVICE_RESTING && !device->respawn && !device->server->workers_stopping)
+    if (rests && !device->server->workers_stopping)
         spawn(device);
 }
 

@@ -71,7 +71,7 @@ int mokd_device_new(struct mokd_server *server, uint32_t index, const char *work
 void mokd_device_start(struct mokd_device *device); /* its worker */
 void mokd_device_free(struct mokd_device *device); /* its handles are closed */
 
-/* What mps.c has to say: its worker cannot go on; it may start again; it never will. Each harmless where it does not fit. */
+/* What mps.c has to say: its worker cannot go on; it may start again; it never will. Harmless where it does not fit. */
 void mokd_device_end_worker(struct mokd_device *device, const char *reason);
 void mokd_device_wake(struct mokd_device *device, const char *reason);
 void mokd_device_fail(struct mokd_device *device, const char *reason);

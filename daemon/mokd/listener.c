@@ -321,7 +321,8 @@ static int check_adopted(int fd, struct mokd_error *error)
     if (sd_is_socket_unix(fd, SOCK_SEQPACKET, 1, NULL, 0) <= 0)
         return mokd_error_set(error, -MOK_EARG,
                               "descriptor %d of the service manager is no listening Unix socket of kind seqpacket "
-                              "(ListenSequentialPacket=)", fd);
+                              "(ListenSequentialPacket=)",
+                              fd);
     if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
         return mokd_error_set(error, -MOK_EIO, "descriptor %d of the service manager: %s", fd, strerror(errno));
     return 0;

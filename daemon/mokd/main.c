@@ -115,8 +115,8 @@ static void choose_admin_socket(const struct mokd_config *config, const char *so
         n = snprintf(ret, size, "%.*s" MOKD_ADMIN_SUFFIX, (int)length, socket);
     if (n > 0 && (size_t)n <= bound)
         return;
-    fprintf(stderr, "mokd: no socket for administrators: its path %s has %d bytes, may have %zu; set admin_socket\n", ret,
-            n, bound);
+    fprintf(stderr, "mokd: no socket for administrators: its path %s has %d bytes, may have %zu; set admin_socket\n",
+            ret, n, bound);
     ret[0] = '\0';
 }
 

@@ -89,7 +89,8 @@ static bool is_replaced(const char *entry)
     return is_of(entry, "CUDA_") || is_of(entry, "NOTIFY_SOCKET=") || is_of(entry, "WATCHDOG_");
 }
 
-/* Ours, but for what makes it the control daemon of this GPU. The strings of ours are borrowed, the first four are not. */
+/* Ours, but for what makes it the control daemon of this GPU. The strings of ours are borrowed, the first four are not.
+ */
 #define OWN_ENTRIES 4
 static char **environment_of(const struct gpu *gpu)
 {
@@ -288,7 +289,8 @@ static void look_whether_up(struct gpu *gpu, uint64_t now)
     gpu->was_up = true;
     gpu->asked_ns = now;
     gpu->reason[0] = '\0';
-    mok_log(MOK_LOG_NOTICE, "mps", "control daemon up", "gpu=%u pid=%d pipe=%s", gpu->cuda, gpu->control.pid, gpu->pipe);
+    mok_log(MOK_LOG_NOTICE, "mps", "control daemon up", "gpu=%u pid=%d pipe=%s", gpu->cuda, gpu->control.pid,
+            gpu->pipe);
     for_devices(gpu, mokd_device_wake);
 }
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * MPS control daemons of our own (mps = own): one a GPU, in the foreground, a child of mokd with directories of its own.
- * No worker of a GPU starts before its control daemon answers, and all of them go when it does, since their contexts do.
+ * MPS control daemons of our own (mps = own): one a GPU, in the foreground, a child of mokd with directories of its
+ * own. No worker of a GPU starts before its control daemon answers, and all of them go when it does, since their
+ * contexts do.
  *
  *   DOWN --start--> STARTING --answers--> UP --ends, or no longer answers--> DOWN, after a pause that grows
  *    +-- a start fails MPS_STARTS times before it was ever up: its devices have failed
  *
- * What is known of the program is what its own client says ("get_server_list"); mokd speaks no protocol of its own to it.
+ * What is known of the program is what its own client says ("get_server_list"); mokd speaks no protocol of its own to
+ * it.
  */
 #ifndef MOKD_MPS_H
 #define MOKD_MPS_H

@@ -214,7 +214,7 @@ static int collect(struct mokd_session *session, const Mok__QuotaQuery *request,
         add_with_pools(self, answer);
         return 0;
     }
-    if (!mokd_user_is_admin(self))
+    if (!mokd_session_is_admin(session))
         return mokd_error_set(error, -MOK_EACCESS, "quota: user %s is no administrator of this mokd and sees his own",
                               self->name);
     if (request->all)

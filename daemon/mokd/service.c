@@ -98,9 +98,9 @@ static void describe(const struct mokd_service *service, char *text, size_t size
                  server->n_devices);
         return;
     }
-    size_t used = (size_t)snprintf(text, size, "%s: %zu of %zu devices up, %zu sessions",
-                                   service->ready ? "Serving" : "Starting", count_devices(server, MOKD_DEVICE_UP),
-                                   server->n_devices, count_sessions(server));
+    size_t used =
+        (size_t)snprintf(text, size, "%s: %zu of %zu devices up, %zu sessions", service->ready ? "Serving" : "Starting",
+                         count_devices(server, MOKD_DEVICE_UP), server->n_devices, count_sessions(server));
     if (absent && used < size)
         used += (size_t)snprintf(text + used, size - used, "; %s %s%s%s", absent->config->name, plight(absent),
                                  absent->reason[0] ? ": " : "", mok_log_text(clean, sizeof(clean), absent->reason));

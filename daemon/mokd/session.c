@@ -415,6 +415,11 @@ static int set_up(struct mokd_session *session)
     return uv_poll_init(&server->loop, &session->poll, session->fd) < 0 ? -MOK_EIO : 0;
 }
 
+bool mokd_session_is_admin(const struct mokd_session *session)
+{
+    return session->admin || mokd_user_is_admin(session->user);
+}
+
 int mokd_session_accept(struct mokd_server *server, int fd, bool admin)
 {
     _cleanup_fd_ int owned = fd;

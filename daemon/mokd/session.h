@@ -93,6 +93,9 @@ void mokd_session_resume_totals(struct mokd_session *session, const Mok__StateSe
  */
 int mokd_session_accept(struct mokd_server *server, int fd, bool admin);
 
+/* Whether it may ask for what an administrator may: by its user, or by the door that it came through. */
+bool mokd_session_is_admin(const struct mokd_session *session);
+
 /* Ends the session for a reason that the client is told (code 0: none, it left by itself). Harmless if it is ending. */
 void mokd_session_close(struct mokd_session *session, int code, const char *text);
 

@@ -272,7 +272,7 @@ static int trace_new(struct mokd_session *session, uint32_t ms, struct mokd_trac
     trace->server = server;
     trace->ms = ms;
     trace->uid = session->peer.uid;
-    trace->sees_all = session->admin || mokd_user_is_admin(session->user);
+    trace->sees_all = mokd_session_is_admin(session);
     for (size_t i = 0; i < server->n_devices; i++)
         trace->part[i].fd = -1;
     int r = make_memory(trace);

@@ -372,7 +372,7 @@ void mokd_usage_query(struct mokd_session *session, uint64_t id, const Mok__Usag
     }
     question->ask.since_s = request->since_s;
     question->ask.by = (enum mokd_usage_by)request->by;
-    question->ask.one_user = !mokd_user_is_admin(session->user);
+    question->ask.one_user = !mokd_session_is_admin(session);
     question->ask.uid = session->peer.uid;
     question->call = mokd_call_begin(session, id);
     TAILQ_INSERT_TAIL(&usage->waiting, question, link);

@@ -152,6 +152,10 @@ code=0
 in_machine runuser -u alice -- mokctl --socket /run/mok/mokd-admin.sock status >/dev/null 2>&1 || code=$?
 [ $code -eq 3 ] || fail "alice came through the administrators' door"
 in_machine mokctl --socket /run/mok/mokd-admin.sock status >/dev/null || fail "root did not"
+! as alice mokctl drain host0 >"$tmp/drain.log" 2>&1 || fail "alice drained a device"
+grep -q "no administrator" "$tmp/drain.log" || fail "alice is not told why: $(cat "$tmp/drain.log")"
+in_machine mokctl --socket /run/mok/mokd-admin.sock drain host0 || fail "drain"
+in_machine mokctl --socket /run/mok/mokd-admin.sock undrain host0 || fail "undrain"
 
 # ------------------------------------------------------------------ jobs
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* MPS control daemons of mokd's own, played by a script in their program's place: nothing here is said of the real one. */
+/* MPS control daemons of mokd's own, played by a script in their program's place: nothing here is said of the real one.
+ */
 #include "fixture.h"
 
 #include <fcntl.h>
@@ -123,13 +124,13 @@ static pid_t control_pid(const struct world *world)
 }
 
 /* Turns the loop until it is so; fails the test after half a minute. */
-#define RUN_UNTIL(world, condition)                                              \
-    do {                                                                         \
-        for (int turns = 0; !(condition); turns++) {                             \
-            assert_true(turns < 3000);                                           \
-            uv_run(&(world)->server.loop, UV_RUN_NOWAIT);                        \
-            sleep_ms(10);                                                        \
-        }                                                                        \
+#define RUN_UNTIL(world, condition)                                                                                    \
+    do {                                                                                                               \
+        for (int turns = 0; !(condition); turns++) {                                                                   \
+            assert_true(turns < 3000);                                                                                 \
+            uv_run(&(world)->server.loop, UV_RUN_NOWAIT);                                                              \
+            sleep_ms(10);                                                                                              \
+        }                                                                                                              \
     } while (0)
 
 static void one_control_daemon_a_gpu_in_directories_of_its_own(void **state)
@@ -150,7 +151,7 @@ static void one_control_daemon_a_gpu_in_directories_of_its_own(void **state)
     snprintf(line, sizeof(line), "3 %s", how);
     assert_non_null(strstr(starts, line));
     assert_int_equal(strlen(starts), 2 * strlen(line)); /* no third one for the second device of GPU 0 */
-    assert_true(is_up(&world, 7)); /* nobody's to wait for */
+    assert_true(is_up(&world, 7));                      /* nobody's to wait for */
     world_end(&world);
 }
 
