@@ -21,13 +21,14 @@
 #include "workload.h"
 
 #ifdef MOK_SANITIZED /* where each takes ten times as long */
-enum { OPS = 120, ENOUGH = 40, TOKENS = 64 };
+enum { WIDTH = 80 };
 #else
-enum { OPS = 600, ENOUGH = 100, TOKENS = 64 };
+enum { WIDTH = 256 };
 #endif
+enum { OPS = 600, ENOUGH = 100, TOKENS = 64 };
 
-static const struct workload base = { .hidden = 256,
-                                      .intermediate = 256,
+static const struct workload base = { .hidden = WIDTH,
+                                      .intermediate = WIDTH,
                                       .experts = 4,
                                       .topk = 2,
                                       .ep = 1,
