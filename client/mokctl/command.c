@@ -268,6 +268,7 @@ static int run_connected(const struct mokctl_command *command, struct mokctl_lin
         r = command->run(line);
     if (r < 0)
         r = mokctl_complain(r, line->control != NULL, line->socket);
+    control_answer_clear(&hello); /* an answer belongs to its connection */
     control_close(line->control);
     return r;
 }

@@ -148,6 +148,7 @@ int main(int argc, char **argv)
     if (r == 0)
         r = run(control, hello.reply->hello, &arguments);
     bool connected = control != NULL;
+    control_answer_clear(&hello); /* an answer belongs to its connection */
     control_close(control);
     if (r < 0 && arguments.action == MOKCTL_VERSION && !arguments.json)
         printf("mokctl %s\n", mok_version());

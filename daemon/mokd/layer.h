@@ -13,6 +13,7 @@
 #include "group.h"
 #include "storage.h"
 
+#define MOKD_DESCRIBE_BYTES 16384u
 #define MOKD_PARAMS 15u /* regions of LayerParams */
 
 /* Where a parameter lies; buffer 0: absent. */
@@ -74,6 +75,9 @@ int mokd_layer_find(const struct mokd_session *session, uint32_t id, struct mokd
 /* A rank's part is closed at its worker. May free the layer. */
 void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member);
 
+/* The plan for a device; `describe`, if not NULL, has MOKD_DESCRIBE_BYTES. */
+int mokd_layer_plan(const struct mok_layer_spec *spec, const struct mokd_device *device, struct mok_plan *ret,
+                    char *describe, struct mokd_error *error);
 /* The words for a plan's spec and memory. */
 void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret);
 void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret);

@@ -18,6 +18,7 @@
 #include "job_totals.h"
 #include "layer.h"
 #include "names.h"
+#include "rack/rack.h"
 
 #define LAYERS_SHOWN 256u
 #define LABELS_BYTES 512
@@ -404,6 +405,66 @@ static void add_layers(struct out *out, const struct mokd_server *server)
     }
 }
 
+/* ------------------------------------------------------------------ peers */
+
+/* Families of one number a peer; this node is none. */
+enum peer_number { PEER_UP, PEER_ROUND_TRIP, PEER_SILENCE, PEER_EPOCH, PEER_SENT, PEER_RECEIVED, PEER_DROPPED };
+
+static void add_peer(struct out *out, const struct rack_node_info *info, enum peer_number what)
+{
+    char labels[LABELS_BYTES];
+
+    format_labels(labels, "{peer=\"%s\"}", info->name);
+    switch (what) {
+    case PEER_UP:
+        whole(out, labels, info->state == RACK_UP);
+        return;
+    case PEER_ROUND_TRIP:
+        if (info->rtt_ns >= 0)
+            seconds(out, labels, (uint64_t)info->rtt_ns);
+        return;
+    case PEER_SILENCE:
+        seconds(out, labels, info->silent_ms * 1000000u);
+        return;
+    case PEER_EPOCH:
+        whole(out, labels, info->epoch);
+        return;
+    case PEER_SENT:
+        whole(out, labels, info->counters.sent);
+        return;
+    case PEER_RECEIVED:
+        whole(out, labels, info->counters.received);
+        return;
+    case PEER_DROPPED:
+        whole(out, labels, info->counters.stale + info->counters.expired + info->counters.malformed);
+    }
+}
+
+static void add_peers(struct out *out, const struct mokd_server *server)
+{
+    static const struct {
+        enum peer_number number;
+        enum type type;
+        const char *name, *unit, *help;
+    } families[] = {
+        { PEER_UP, GAUGE, "mok_peer_up", NULL, "Whether the other node of the rack is up, as seen from here." },
+        { PEER_ROUND_TRIP, GAUGE, "mok_peer_round_trip_seconds", "seconds", "Of a heartbeat, loop to loop." },
+        { PEER_SILENCE, GAUGE, "mok_peer_silence_seconds", "seconds", "Time since the peer was heard." },
+        { PEER_EPOCH, GAUGE, "mok_peer_epoch", NULL, "Grows each time that the peer is lost." },
+        { PEER_SENT, COUNTER, "mok_peer_sent", NULL, "Commands sent to the peer." },
+        { PEER_RECEIVED, COUNTER, "mok_peer_received", NULL, "Commands that came from the peer." },
+        { PEER_DROPPED, COUNTER, "mok_peer_dropped", NULL, "Messages of the peer dropped: stale, expired or malformed." },
+    };
+    struct rack_node_info info;
+
+    for (size_t i = 0; i < ARRAY_SIZE(families); i++) {
+        family(out, families[i].type, families[i].name, families[i].unit, families[i].help);
+        for (uint32_t node = 0; server->rack && node < RACK_MAX_NODES; node++)
+            if (rack_info(server->rack, node, &info) == 0 && !info.self)
+                add_peer(out, &info, families[i].number);
+    }
+}
+
 char *mokd_metrics_text(struct mokd_server *server, enum mokd_metrics_format format, size_t *ret_length)
 {
     char *text = NULL;
@@ -422,6 +483,7 @@ char *mokd_metrics_text(struct mokd_server *server, enum mokd_metrics_format for
     add_latencies(&out, server);
     add_jobs(&out, server);
     add_layers(&out, server);
+    add_peers(&out, server);
     fputs("# EOF\n", out.file);
     bool failed = ferror(out.file);
     if (fclose(out.file) != 0 || failed) {

@@ -75,7 +75,9 @@ static void relieve(struct rack_link *link, uint32_t slot, struct relief relief)
 static void add(struct rack_link *link, const struct rack_op *op)
 {
     struct rack_connection *connection = &link->connections[op->slot];
+    struct relief late = { 0 };
 
+    drop_queue(connection, &late); /* for the node that had the slot before */
     *connection = (struct rack_connection){ .used = true, .slot = op->slot, .serial = op->serial };
     memcpy(connection->public_key, op->public_key, RACK_KEY_BYTES);
     mok_rack_key_text(op->public_key, connection->user_id);

@@ -560,7 +560,7 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
         }
 }
 
-/* Writes the tasks of run r, thread by thread; neighbours in the list read the same intermediate columns. */
+/* Writes a share of the tasks of run r; neighbours in the list read the same intermediate columns. */
 __device__ void fill_run(const mok_cuda_schedule_args &a, uint32_t r, uint32_t thread, uint32_t step)
 {
     const mok_cuda_run run = a.runs[r];
@@ -695,8 +695,12 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     for (uint32_t g = block * (threads / 32) + threadIdx.x / 32; g < a.head->segments;
          g += cluster_blocks * (threads / 32))
         fill_segment(a, a.segments[g], threadIdx.x % 32);
-    for (uint32_t r = 0; a.backward && r < a.head->runs; r++)
-        fill_run(a, r, block * threads + threadIdx.x, cluster_blocks * threads);
+    if (a.backward) { /* a run to one warp, or to several where runs are few */
+        constexpr uint32_t warps = cluster_blocks * (threads / 32);
+        const uint32_t runs = a.head->runs, ways = max(warps / max(runs, 1u), 1u), lane = threadIdx.x % 32;
+        for (uint32_t i = block * (threads / 32) + threadIdx.x / 32; i < runs * ways; i += warps)
+            fill_run(a, i / ways, i % ways * 32 + lane, ways * 32);
+    }
 }
 
 } // namespace

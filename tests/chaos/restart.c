@@ -309,6 +309,35 @@ static void the_other_rank_of_one_that_does_not_come_back_is_told(void **state)
     assert_int_equal(stack_stop(&stack), 0);
 }
 
+static void a_session_can_be_closed_while_mokd_is_away(void **state)
+{
+    (void)state;
+    struct stack stack;
+    mok_session *session = NULL;
+    mok_ticket ticket = 0;
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .store = STORE, .daemon = "resume_timeout = 1" }), 0);
+    mok_session_options options = { .size = sizeof(options), .socket_path = stack.socket, .job = "short" };
+    assert_int_equal(mok_session_open(&options, &session), 0);
+    assert_int_equal(mok_nop(session, 0, &ticket), 0);
+    assert_int_equal(mok_wait(session, ticket, -1, NULL), 0);
+    assert_int_equal(stack_end(&stack, SIGKILL), 0);
+    assert_int_equal(mok_session_recover(session, 200), -MOK_ETIMEDOUT);
+    mok_session_close(session);
+    assert_int_equal(stack_begin(&stack), 0);
+    assert_int_equal(stack_await(&stack), 0);
+    expect_store(&stack, OWN);
+    /* One that has a bound of its own gives up by itself. */
+    options.resume_ms = 300;
+    assert_int_equal(mok_session_open(&options, &session), 0);
+    assert_int_equal(stack_end(&stack, SIGKILL), 0);
+    assert_int_equal(mok_session_recover(session, LONG), -MOK_EDAEMON);
+    assert_int_equal(mok_nop(session, 0, &ticket), -MOK_EDAEMON);
+    mok_session_close(session);
+    assert_int_equal(stack_begin(&stack), 0);
+    assert_int_equal(stack_await(&stack), 0);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
 /* ------------------------------------------------------------------ a store that does not help */
 
 static void a_job_that_the_store_has_no_room_for_ends_with_mokd(void **state)
@@ -363,6 +392,7 @@ int main(void)
         cmocka_unit_test(twenty_restarts_in_a_row_leave_nothing_behind),
         cmocka_unit_test(sessions_whose_clients_died_with_mokd_are_freed),
         cmocka_unit_test(the_other_rank_of_one_that_does_not_come_back_is_told),
+        cmocka_unit_test(a_session_can_be_closed_while_mokd_is_away),
         cmocka_unit_test(a_job_that_the_store_has_no_room_for_ends_with_mokd),
         cmocka_unit_test(a_damaged_state_is_said_and_nothing_of_it_is_used),
     };

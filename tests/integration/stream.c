@@ -47,13 +47,18 @@ static void sleep_ms(long ms)
     nanosleep(&t, NULL);
 }
 
-static void client_open(struct client *c, const struct workload *p)
+static void client_open_with(struct client *c, const struct workload *p, const struct stack_options *options)
 {
-    assert_int_equal(stack_start(&c->stack, NULL), 0);
+    assert_int_equal(stack_start(&c->stack, options), 0);
     int code = workload_open(&c->rank, p, 0, p->max_tokens, 0, c->stack.socket, "stream", 0);
     if (code < 0)
         fail_msg("%s", mok_last_error());
     c->stream = fake_stream_new();
+}
+
+static void client_open(struct client *c, const struct workload *p)
+{
+    client_open_with(c, p, NULL);
 }
 
 static void client_close(struct client *c)
@@ -232,6 +237,34 @@ static void a_stream_is_released_when_mokd_dies(void **state)
     client_close(&c);
 }
 
+static void a_stream_is_released_when_mokd_is_restarted_and_serves_the_next(void **state)
+{
+    struct client c;
+    int go = 0;
+    (void)state;
+
+    client_open_with(&c, &problem, &(struct stack_options){ .store = 256 });
+    assert_int_equal(code_of(&c, submit(&c)), 0);
+    assert_true(fake_stream_drain(c.stream, DRAIN_MS));
+    uint64_t hash = hash_of_out(&c);
+    for (int i = 0; i < 2; i++) {
+        fake_stream_call(c.stream, hold, &go);
+        mok_ticket ticket = submit(&c);
+        assert_int_equal(stack_restart(&c.stack, i ? SIGTERM : SIGKILL), 0);
+        set(&go);
+        assert_true(fake_stream_drain(c.stream, DRAIN_MS));
+        assert_int_equal(code_of(&c, ticket), -MOK_EDAEMON);
+        if (mok_session_recover(c.rank.session, 20000) < 0)
+            fail_msg("%s", mok_last_error());
+        memset(mok_buffer_data(c.rank.out), 0xff, mok_buffer_size(c.rank.out));
+        assert_int_equal(code_of(&c, submit(&c)), 0);
+        assert_true(fake_stream_drain(c.stream, DRAIN_MS));
+        assert_int_equal(hash_of_out(&c), hash);
+        __atomic_store_n(&go, 0, __ATOMIC_RELEASE);
+    }
+    client_close(&c);
+}
+
 static void a_stream_is_released_when_the_session_closes(void **state)
 {
     struct client c;
@@ -342,6 +375,7 @@ int main(void)
         cmocka_unit_test(a_cancelled_operation_does_not_wait_for_its_stream),
         cmocka_unit_test(a_stream_is_released_when_the_worker_dies),
         cmocka_unit_test(a_stream_is_released_when_mokd_dies),
+        cmocka_unit_test(a_stream_is_released_when_mokd_is_restarted_and_serves_the_next),
         cmocka_unit_test(a_stream_is_released_when_the_session_closes),
         cmocka_unit_test(what_cannot_be_handed_over_is_refused_and_leaves_no_trace),
 #if defined(MOK_HAVE_CUDA)

@@ -79,11 +79,44 @@ def a_loss_ends_the_job(rack, logs, name, hurt, heal, says):
     print(f"{name}: ended after {took:.2f} s")
 
 
+class Apart(Rack):
+    """Node 1 does not see the directory of node 0, as if it were on another host."""
+
+    def spawn(self, i, *command, env=None, log=None):
+        if i == 1:
+            command = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs none {self.dir}/n0 && exec "$0" "$@"', *command)
+        return super().spawn(i, *command, env=env, log=log)
+
+
+def two_hosts_are_told_why_they_have_no_group():
+    with Apart(2, devices=2) as rack, tempfile.TemporaryDirectory() as logs:
+        rack.start_all()
+        rack.wait_all_up()
+        start = time.monotonic()
+        process = job(rack, "apart", 2, f"{logs}/apart", [0, 1, 1])
+        output = process.communicate(timeout=60)[0]
+        took = time.monotonic() - start
+        if process.returncode == 0 or "MOK_ENOTSUP" not in output or "no way for memory between node" not in output:
+            fail(f"a group over two hosts: {output}")
+        if "not on one host" not in output or "exports no fabric handles" not in output:
+            fail(f"the reason is missing: {output}")
+        if took > 20:
+            fail(f"the refusal took {took:.1f} s")
+        print(f"two hosts: refused after {took:.2f} s")
+
+
 def main():
+    two_hosts_are_told_why_they_have_no_group()
     with Rack(3, devices=RANKS) as rack, tempfile.TemporaryDirectory() as logs:
         rack.start_all()
         rack.wait_all_up()
         the_numbers_are_those_of_one_node(rack, logs)
+        rack.delay("all", "all", 40)
+        process = job(rack, "slow", 2, f"{logs}/slow")
+        output = process.communicate(timeout=120)[0]
+        if process.returncode:
+            fail(f"a job over slow links: {output}")
+        rack.delay("all", "all", 0)
         gone = ["node n2 was lost", "node n2: its daemon closed the link"]
         a_loss_ends_the_job(rack, logs, "down", lambda: rack.link(2, False), lambda: rack.link(2, True), gone)
         a_loss_ends_the_job(rack, logs, "both", lambda: (rack.cut(2, "all"), rack.cut("all", 2)), rack.heal, gone)

@@ -106,9 +106,13 @@ static pid_t spawn_mokd(const struct stack *stack)
 int stack_end(struct stack *stack, int number)
 {
     pid_t mokd = stack->mokd;
+    int status = 0;
 
     stack->mokd = 0;
-    if (kill(mokd, number) < 0 || waitpid(mokd, NULL, 0) != mokd)
+    if (kill(mokd, number) < 0 || waitpid(mokd, &status, 0) != mokd)
+        return -1;
+    /* One that has hardly begun is ended by the signal itself. */
+    if (number == SIGTERM && status != 0 && !(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM))
         return -1;
     if (stack->store)
         fdstore_settle(stack->store);

@@ -7,7 +7,8 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
-programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon tests/gpu/daemon/gpu_death
+programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon
+    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_death
     tests/bench/mok-bench)
 
 pack() {
@@ -65,10 +66,12 @@ run_tests() {
     [[ -n ${1-} ]] && export CMOCKA_TEST_FILTER=$1
     passed=0 failed=0
     run_test gpu_daemon
+    run_test gpu_daemon_backward
     run_test gpu_death
     if [[ $mps == yes ]]; then
         mps_start
         run_test gpu_daemon
+        run_test gpu_daemon_backward
         run_test gpu_death
         mps_stop
     fi

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Any messages about groups from two peers with valid keys, in any order, with nodes that come, go and stand still: the
+ * state machines never come apart, and forget everything in the end. Bytes: an action each, and what it takes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "rack/group_node.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void must(bool condition)
+{
+    if (!condition)
+        abort();
+}
+
+/* ------------------------------------------------------------------ a daemon that does what it is told */
+
+struct daemon {
+    struct group_node node;
+    uint32_t group[64]; /* that it has been told to open */
+    size_t n_groups;
+    uint64_t now_ms;
+};
+
+static void op_send(void *cookie, uint32_t node, const Mok__GroupMessage *message)
+{
+    const struct daemon *d = cookie;
+    must(node != d->node.self && node < GROUP_MAX_NODES);
+    must(mok__group_message__get_packed_size(message) <= 65000); /* what the mesh carries */
+}
+
+static void op_refused(void *cookie, uint64_t join, const struct group_error *error)
+{
+    (void)cookie;
+    must(join > 0 && error->code < 0 && strlen(error->text) < sizeof(error->text));
+}
+
+static void op_open(void *cookie, const struct group_roster *roster)
+{
+    struct daemon *d = cookie;
+
+    must(roster->size >= 1 && roster->size <= MOK_MAX_EP);
+    if (d->n_groups == 64)
+        return;
+    d->group[d->n_groups++] = roster->id;
+    group_node_prepared(&d->node, roster->id, 0, NULL, d->now_ms);
+}
+
+static void op_prepare(void *cookie, uint32_t group, uint64_t index, uint32_t kind, uint32_t object)
+{
+    struct daemon *d = cookie;
+
+    (void)kind;
+    must(object & GROUP_ID_FLAG);
+    group_node_prepared(&d->node, group, index, NULL, d->now_ms);
+}
+
+static void op_verdict(void *cookie, uint32_t group, uint64_t index, const struct group_error *error)
+{
+    (void)cookie;
+    (void)group;
+    (void)index;
+    must(error->code <= 0);
+}
+
+static void op_over(void *cookie, uint32_t group, const struct group_error *error)
+{
+    (void)cookie;
+    (void)group;
+    must(error->code < 0);
+}
+
+static void op_drop(void *cookie, uint32_t node, uint64_t request, uint32_t group, uint32_t rank, uint32_t buffer)
+{
+    struct daemon *d = cookie;
+
+    (void)group;
+    (void)rank;
+    (void)buffer;
+    group_node_dropped(&d->node, node, request, d->now_ms);
+}
+
+static void op_dropped(void *cookie, uint32_t node, uint64_t request)
+{
+    (void)cookie;
+    (void)node;
+    (void)request;
+}
+
+static void op_layer_gone(void *cookie, uint32_t group, uint32_t layer, uint32_t rank)
+{
+    (void)cookie;
+    (void)group;
+    (void)layer;
+    must(rank < MOK_MAX_EP);
+}
+
+static bool op_id_is_taken(void *cookie, uint32_t id)
+{
+    (void)cookie;
+    return id % 7 == 3;
+}
+
+static const struct group_ops operations = {
+    .send = op_send,
+    .refused = op_refused,
+    .open = op_open,
+    .prepare = op_prepare,
+    .verdict = op_verdict,
+    .over = op_over,
+    .drop = op_drop,
+    .dropped = op_dropped,
+    .layer_gone = op_layer_gone,
+    .id_is_taken = op_id_is_taken,
+};
+
+/* ------------------------------------------------------------------ actions */
+
+struct input {
+    const uint8_t *data;
+    size_t size;
+};
+
+static uint8_t take(struct input *in)
+{
+    if (!in->size)
+        return 0;
+    in->size--;
+    return *in->data++;
+}
+
+static void receive(struct daemon *d, struct input *in, uint32_t from)
+{
+    size_t size = take(in);
+
+    size = size < in->size ? size : in->size;
+    Mok__GroupMessage *message = mok__group_message__unpack(NULL, size, in->data);
+    in->data += size;
+    in->size -= size;
+    if (!message)
+        return;
+    group_node_receive(&d->node, from, message, d->now_ms);
+    mok__group_message__free_unpacked(message, NULL);
+}
+
+static void join(struct daemon *d, struct input *in)
+{
+    uint8_t what = take(in);
+    struct group_joining joining = { .uid = what & 1, .user = what & 2 ? "ann" : "", .name = what & 4 ? "a" : "b",
+                                     .size = 1 + (what >> 3 & 3), .kind = 1, .timeout_ms = what & 0x80 ? 500 : 0 };
+    uint64_t number;
+
+    joining.rank = take(in) % joining.size;
+    must(group_node_join(&d->node, &joining, d->now_ms, &number) == 0 && number > 0);
+}
+
+static void act_on_group(struct daemon *d, struct input *in, uint8_t action)
+{
+    struct group_params params = { .kind = GROUP_ALLOC + (action & 1), .bytes = take(in) };
+    uint32_t group = d->n_groups ? d->group[take(in) % d->n_groups] : 0;
+
+    if (action & 2)
+        group_node_call(&d->node, group, take(in) % 4, take(in) % 8, &params, action & 4 ? 100 : 0, d->now_ms);
+    else if (action & 4)
+        group_node_over(&d->node, group, take(in) % 4, "gone", d->now_ms);
+    else if (action & 8)
+        group_node_forget(&d->node, group);
+    else
+        group_node_drop(&d->node, group, 0, take(in), 1, d->now_ms);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const char *const names[] = { "b", "a", "c" };
+    struct input in = { data, size };
+    struct daemon d = { .now_ms = 1000 };
+
+    group_node_init(&d.node, &operations, &d, 0, names[0]);
+    while (in.size) {
+        uint8_t action = take(&in);
+        uint32_t peer = 1 + (action >> 7);
+        switch (action & 7) {
+        case 0:
+            group_node_peer_up(&d.node, peer, names[peer], d.now_ms);
+            break;
+        case 1:
+            group_node_peer_lost(&d.node, peer, "gone", d.now_ms);
+            break;
+        case 2:
+            join(&d, &in);
+            break;
+        case 3:
+            act_on_group(&d, &in, action >> 3);
+            break;
+        case 4:
+            d.now_ms += 250;
+            group_node_tick(&d.node, d.now_ms);
+            break;
+        case 5:
+            group_node_withdraw(&d.node, 1 + take(&in) % 8, NULL, d.now_ms);
+            break;
+        default:
+            receive(&d, &in, peer);
+        }
+    }
+    group_node_release(&d.node);
+    return 0;
+}
