@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What mokd serves over HTTP: numbers that are those of the work done, and a door that nobody can block. */
-#include <cmocka.h>
-#include <poll.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <cmocka.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,14 +23,8 @@
 
 enum { TOKENS = 32, TOPK = 2, EXPERTS = 4, STEPS = 3, LONG_MS = 30000 };
 
-static const struct workload small = { .hidden = 64,
-                                       .intermediate = 64,
-                                       .experts = EXPERTS,
-                                       .topk = TOPK,
-                                       .ep = 1,
-                                       .max_tokens = TOKENS,
-                                       .context_mode = MOK_CONTEXT_FULL,
-                                       .seed = 3 };
+static const struct workload small = { .hidden = 64, .intermediate = 64, .experts = EXPERTS, .topk = TOPK, .ep = 1,
+                                      .max_tokens = TOKENS, .context_mode = MOK_CONTEXT_FULL, .seed = 3 };
 static struct stack stack;
 static char door[64];
 static int idle_connection = -1; /* made at the start: at the end it must have been closed */
@@ -118,26 +112,14 @@ static void a_scrape_counts_what_a_job_did(void **state)
 /* Two ranks, so that there is somebody to wait for. */
 static void run_two_ranks(const char *group)
 {
-    static const struct workload both = { .hidden = 64,
-                                          .intermediate = 64,
-                                          .experts = EXPERTS,
-                                          .topk = TOPK,
-                                          .ep = 2,
-                                          .max_tokens = TOKENS,
-                                          .context_mode = MOK_CONTEXT_FULL,
-                                          .seed = 3 };
+    static const struct workload both = { .hidden = 64, .intermediate = 64, .experts = EXPERTS, .topk = TOPK, .ep = 2,
+                                         .max_tokens = TOKENS, .context_mode = MOK_CONTEXT_FULL, .seed = 3 };
     struct actor actor[2];
 
     for (uint32_t rank = 0; rank < 2; rank++) {
-        struct actor_script script = { .socket = stack.socket,
-                                       .group = group,
-                                       .problem = &both,
-                                       .rank = rank,
-                                       .device = rank,
-                                       .tokens = TOKENS / 2,
-                                       .first_token = rank * TOKENS / 2,
-                                       .stop_at = ACTOR_FINISHED,
-                                       .steps = STEPS };
+        struct actor_script script = { .socket = stack.socket, .group = group, .problem = &both, .rank = rank,
+                                       .device = rank, .tokens = TOKENS / 2, .first_token = rank * TOKENS / 2,
+                                       .stop_at = ACTOR_FINISHED, .steps = STEPS };
         assert_int_equal(actor_start(&actor[rank], &script), 0);
     }
     for (int rank = 0; rank < 2; rank++)
@@ -153,11 +135,10 @@ static void every_stage_of_every_operation_is_in_its_histogram(void **state)
     run_two_ranks("stages");
     char *answer = scrape();
     for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]); i++) {
-        snprintf(name, sizeof(name), "mok_op_latency_seconds_count{device=\"host1\",op=\"forward\",stage=\"%s\"}",
-                 stages[i]);
+        snprintf(name, sizeof(name), "mok_op_latency_seconds_count{device=\"host1\",op=\"forward\",stage=\"%s\"}", stages[i]);
         assert_int_equal(http_sample(answer, name), STEPS);
-        snprintf(name, sizeof(name),
-                 "mok_op_latency_seconds_bucket{device=\"host1\",op=\"forward\",stage=\"%s\",le=\"+Inf\"}", stages[i]);
+        snprintf(name, sizeof(name), "mok_op_latency_seconds_bucket{device=\"host1\",op=\"forward\",stage=\"%s\",le=\"+Inf\"}",
+                 stages[i]);
         assert_int_equal(http_sample(answer, name), STEPS);
     }
     assert_true(http_sample(answer, "mok_op_latency_seconds_sum{device=\"host1\",op=\"forward\",stage=\"total\"}") >=
@@ -279,7 +260,8 @@ static void the_status_shows_devices_sessions_and_the_load_of_experts(void **sta
     const cJSON *layer = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "layers"), 0), *expert;
     assert_string_equal(cJSON_GetObjectItem(layer, "group")->valuestring, "shown");
     assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(layer, "expert_rows")), EXPERTS);
-    cJSON_ArrayForEach(expert, cJSON_GetObjectItem(layer, "expert_rows")) rows += expert->valuedouble;
+    cJSON_ArrayForEach(expert, cJSON_GetObjectItem(layer, "expert_rows"))
+        rows += expert->valuedouble;
     assert_int_equal(rows, 2 * TOKENS * TOPK);
     const cJSON *recent = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "recent"), 0);
     assert_string_equal(cJSON_GetObjectItem(recent, "message")->valuestring, "worker lost");
@@ -295,19 +277,14 @@ static void the_status_shows_devices_sessions_and_the_load_of_experts(void **sta
 static void top_shows_the_shares_of_the_time_between_two_looks(void **state)
 {
     struct actor actor;
-    struct actor_script script = { .socket = stack.socket,
-                                   .group = "top",
-                                   .problem = &small,
-                                   .device = 1,
-                                   .tokens = TOKENS,
-                                   .stop_at = ACTOR_STEPPING };
+    struct actor_script script = { .socket = stack.socket, .group = "top", .problem = &small, .device = 1,
+                                   .tokens = TOKENS, .stop_at = ACTOR_STEPPING };
 
     (void)state;
     assert_int_equal(actor_start(&actor, &script), 0);
     assert_int_equal(actor_await(&actor, ACTOR_STEPPING, LONG_MS), 0);
     int code;
-    char *text = shell_output(&code, "%s --socket %s top --once --json --interval 1", stack_program("client/mokctl"),
-                              stack.socket);
+    char *text = shell_output(&code, "%s --socket %s top --once --json --interval 1", stack_program("client/mokctl"), stack.socket);
     assert_int_equal(code, 0);
     cJSON *root = cJSON_Parse(text);
     assert_non_null(root);
@@ -390,8 +367,7 @@ static void the_page_may_load_nothing_and_its_words_are_new_each_time(void **sta
 /* Nobody who does not read, or does not finish to ask, keeps mokd from its other clients or from the next scrape. */
 static void slow_clients_are_in_nobodys_way(void **state)
 {
-    static const char half[] = "GET /metrics HTTP/1.1\r\nHo",
-                      whole[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    static const char half[] = "GET /metrics HTTP/1.1\r\nHo", whole[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
     int fd[20];
 
     (void)state;

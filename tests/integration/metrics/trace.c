@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mokctl trace: what the devices did, for who may know, one at a time, and never longer than the asker is there. */
-#include <cmocka.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <cmocka.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +21,8 @@
 
 enum { TOKENS = 64, LONG_MS = 30000, REFUSED = 1, USAGE = 2 };
 
-static const struct workload both = { .hidden = 64,
-                                      .intermediate = 64,
-                                      .experts = 4,
-                                      .topk = 2,
-                                      .ep = 2,
-                                      .max_tokens = TOKENS,
-                                      .context_mode = MOK_CONTEXT_FULL,
-                                      .seed = 3 };
+static const struct workload both = { .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .ep = 2,
+                                     .max_tokens = TOKENS, .context_mode = MOK_CONTEXT_FULL, .seed = 3 };
 static struct stack stack;
 static struct actor actors[2]; /* two ranks that step all the time */
 static char mokctl[512];
@@ -44,13 +38,8 @@ static int set_up(void **state)
         return -1;
     chmod(stack.dir, 0711); /* so that another user finds the socket */
     for (uint32_t rank = 0; rank < 2; rank++) {
-        struct actor_script script = { .socket = stack.socket,
-                                       .group = "traced",
-                                       .problem = &both,
-                                       .rank = rank,
-                                       .device = rank,
-                                       .tokens = TOKENS,
-                                       .first_token = rank * TOKENS,
+        struct actor_script script = { .socket = stack.socket, .group = "traced", .problem = &both, .rank = rank,
+                                       .device = rank, .tokens = TOKENS, .first_token = rank * TOKENS,
                                        .stop_at = ACTOR_STEPPING };
         if (actor_start(&actors[rank], &script) < 0)
             return -1;
@@ -89,9 +78,9 @@ static int count(const cJSON *root, const char *name, int pid)
     const cJSON *event;
     int found = 0;
 
-    cJSON_ArrayForEach(event, cJSON_GetObjectItem(root, "traceEvents")) found +=
-        strcmp(cJSON_GetObjectItem(event, "name")->valuestring, name) == 0 &&
-        (!pid || cJSON_GetObjectItem(event, "pid")->valueint == pid);
+    cJSON_ArrayForEach(event, cJSON_GetObjectItem(root, "traceEvents"))
+        found += strcmp(cJSON_GetObjectItem(event, "name")->valuestring, name) == 0 &&
+                 (!pid || cJSON_GetObjectItem(event, "pid")->valueint == pid);
     return found;
 }
 
@@ -110,16 +99,8 @@ static int count_tracks(const cJSON *root, const char *part)
 
 static void a_trace_has_operations_phases_minibatches_transfers_and_waits_of_each_device(void **state)
 {
-    static const char *const expected[] = { "forward",
-                                            "backward",
-                                            "prepare",
-                                            "main",
-                                            "reduce",
-                                            "dispatch",
-                                            "combine",
-                                            "down",
-                                            "gate, up",
-                                            "schedule",
+    static const char *const expected[] = { "forward",  "backward", "prepare", "main",    "reduce",
+                                            "dispatch", "combine",  "down",    "gate, up", "schedule",
                                             "waits for ranks to be ready" };
 
     (void)state;
@@ -173,8 +154,7 @@ static pid_t start_long_trace(void)
     pid_t pid = fork();
 
     if (pid == 0) {
-        execl(mokctl, "mokctl", "--socket", stack.socket, "trace", "--seconds", "60", "--out", "/dev/null",
-              (char *)NULL);
+        execl(mokctl, "mokctl", "--socket", stack.socket, "trace", "--seconds", "60", "--out", "/dev/null", (char *)NULL);
         _exit(127);
     }
     return pid;
@@ -241,8 +221,7 @@ static void a_worker_that_dies_takes_only_its_own_events_along(void **state)
     (void)state;
     pid_t tracer = fork();
     if (tracer == 0) {
-        execl(mokctl, "mokctl", "--socket", stack.socket, "trace", "--seconds", "2", "--out", "/dev/null",
-              (char *)NULL);
+        execl(mokctl, "mokctl", "--socket", stack.socket, "trace", "--seconds", "2", "--out", "/dev/null", (char *)NULL);
         _exit(127);
     }
     usleep(500000);
