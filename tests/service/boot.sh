@@ -129,7 +129,7 @@ grep -q "installed, not started" "$tmp/install.log" || fail "nobody says how to 
 in_machine id mokd | grep '(mok)' >/dev/null || fail "mokd is no member of mok"
 for user in alice bob carol; do in_machine useradd "$user"; done
 for user in alice bob; do in_machine usermod -aG mok "$user"; done
-sed -i -e 's/^worker_timeout = .*/worker_timeout = 2/' -e 's/^log_level = .*/log_level = info/' "$root/etc/mok/mokd.conf"
+sed -i -e 's/^worker_timeout = .*/worker_timeout = 4/' -e 's/^log_level = .*/log_level = info/' "$root/etc/mok/mokd.conf"
 
 say "systemctl enable --now mokd"
 in_machine systemctl --quiet enable --now mokd || fail "enable --now"
