@@ -127,6 +127,7 @@ static void add_devices(struct arena *arena, const struct mokd_server *server, M
         to->device_ns = device->device_ns + device->latest.device_ns;
         to->errors = device->errors + device->latest.errors;
         to->restarts = device->restarts;
+        to->draining = device->draining;
     }
 }
 
