@@ -114,7 +114,8 @@ deploy/deps.sh
 if build release; then
     check release 2 -L '^unit$'
     check release 2 -L '^integration$'
-    check release 1 -LE '^(unit|integration|slow|bench|fuzz)$'
+    check release 2 -L '^emulated$'
+    check release 1 -LE '^(unit|integration|emulated|slow|bench|fuzz)$'
 fi
 if [[ $quick == no ]]; then
     for preset in asan tsan; do
