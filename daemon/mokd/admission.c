@@ -4,6 +4,7 @@
 #include <inttypes.h>
 
 #include "client_queue.h"
+#include "state.h"
 #include "status.h"
 
 /* ------------------------------------------------------------------ draining */
@@ -42,6 +43,7 @@ static void drain(struct mokd_device *device, bool draining, const struct mokd_u
     if (device->draining == draining)
         return;
     device->draining = draining;
+    mokd_state_touch(device->server); /* an upgrade may come in the middle of it */
     mok_log(MOK_LOG_NOTICE, "device", draining ? "draining" : "open again", "device=%s by_uid=%u ranks=%u queues=%u",
             device->config->name, user->uid, device->n_ranks, device->n_queues);
     if (!draining)

@@ -127,6 +127,7 @@ static void add_devices(struct arena *arena, const struct mokd_server *server, M
         to->device_ns = device->device_ns + device->latest.device_ns;
         to->errors = device->errors + device->latest.errors;
         to->restarts = device->restarts;
+        to->draining = device->draining;
     }
 }
 
@@ -269,7 +270,7 @@ static void fill(struct arena *arena, const struct mokd_server *server, Mok__Sta
 static int write_down(struct mokd_server *server)
 {
     struct mokd_state *own = server->state;
-    struct arena arena = { NULL };
+    struct arena arena = { 0 };
     Mok__State state = MOK__STATE__INIT;
     _cleanup_free_ uint8_t *bytes = NULL;
     size_t size = 0;

@@ -447,6 +447,7 @@ static void make_devices(const struct building *b)
         device->device_ns = from->device_ns;
         device->errors = from->errors;
         device->restarts = from->restarts;
+        device->draining = from->draining;
     }
 }
 

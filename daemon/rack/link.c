@@ -286,6 +286,12 @@ int rack_link_start(const struct rack_link_config *config, void (*wake)(void *co
     return 0;
 }
 
+static void drop_ops(struct rack_ops *ops)
+{
+    for (struct rack_op *op; (op = rack_ops_pop(ops));)
+        rack_op_free(op);
+}
+
 void rack_link_stop(struct rack_link *link)
 {
     if (!link)
@@ -298,13 +304,12 @@ void rack_link_stop(struct rack_link *link)
         pthread_join(link->thread, NULL);
     }
     rack_sockets_close(link);
-    while (link->ops.first)
-        rack_op_free(rack_ops_pop(&link->ops));
-    for (uint32_t slot = 0; slot < RACK_MAX_NODES; slot++) { /* what the thread had taken and not sent */
-        while (link->connections[slot].queue.first)
-            rack_op_free(rack_ops_pop(&link->connections[slot].queue));
-        rack_op_free(link->connections[slot].beat);
+    drop_ops(&link->ops);
+    for (size_t i = 0; i < RACK_MAX_NODES; i++) {
+        drop_ops(&link->connections[i].queue);
+        rack_op_free(link->connections[i].beat);
     }
+    explicit_bzero(link->config.secret_key, sizeof(link->config.secret_key));
     rack_items_clear(&link->inbox);
     rack_items_clear(&link->arrived);
     mok_close(link->kick);

@@ -187,7 +187,11 @@ int mok_rack_key_load(const char *path, struct mok_rack_key *ret, char text[stat
     _cleanup_fd_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) {
         int error = errno;
-        snprintf(text, MOK_RACK_KEY_SENTENCE, "%s: %s; `mokctl keygen` makes a key", path, strerror(error));
+        if (error == EACCES)
+            snprintf(text, MOK_RACK_KEY_SENTENCE, "%s: %s; it must belong to user %u, mode 0600", path, strerror(error),
+                     geteuid());
+        else
+            snprintf(text, MOK_RACK_KEY_SENTENCE, "%s: %s; `mokctl keygen` makes a key", path, strerror(error));
         return error == ENOENT ? -MOK_ENOENT : error == EACCES ? -MOK_EACCESS : -MOK_EIO;
     }
     int r = check_file(fd, path, text);

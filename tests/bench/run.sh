@@ -37,6 +37,8 @@ export MOK_COMMIT
 out=tests/bench/results
 mkdir -p "$out"
 "$bench" queue --json > "$out/queue.jsonl"
+"$bench" metrics --json > "$out/metrics.jsonl"
+"$bench" crowd --json > "$out/crowd.jsonl"
 {
     "$bench" layer --json
     "$bench" layer --ep 2 --shape h1024-i2048 --json

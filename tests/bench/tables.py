@@ -94,7 +94,30 @@ def sim(rs):
     return table(head, rows)
 
 
-MAKERS = {"restart": restart, "sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+def metrics(rs):
+    rows = []
+    for r in rs:
+        if r["op"] == "idle":
+            rows += [["idle mokd, 2 devices", f"{r['mokd_cpu_percent']:.3f} % of a core, {r['mokd_resident_mb']:.1f} MB resident"],
+                     ["idle worker", f"{r['worker_cpu_percent']:.3f} % of a core, {r['worker_resident_mb']:.1f} MB resident"]]
+        else:
+            low, high = r["cost_quartiles"]
+            rows += [["throughput lost to a scrape a second, median (quartiles)",
+                      f"{r['cost_percent']:.2f} % ({low:.2f} .. {high:.2f}), {r['pairs']} pairs"],
+                     ["mokd while scraped once a second", f"{r['mokd_cpu_percent']:.2f} % of a core"],
+                     ["counting an operation", f"{r['counting_ns']:.0f} ns, {r['counting_percent']:.4f} % of one of {r['ms'] * 1e3:.0f} us"]]
+    return table(["what", "figure"], rows)
+
+
+def crowd(rs):
+    rows = [[r["shape"], f"{r['done']:,}", str(r["failed"]), number(r["ops_per_second"], 0), number(r["p50_ms"]), number(r["p99_ms"]),
+             number(r["queue_p50_below_ms"]), number(r["queue_p99_below_ms"])] for r in rs]
+    head = ["sessions x in flight", "done", "failed", "a second", "from submission p50 ms", "p99 ms", "waits for the device p50 below ms",
+            "p99 below ms"]
+    return table(head, rows)
+
+
+MAKERS = {"metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

@@ -138,7 +138,9 @@ void rack_net_start(struct rack_net *net, uint32_t number)
     node->config.heartbeat_ms = net->heartbeat_ms;
     node->config.timeout_ms = net->timeout_ms;
     must(getrandom(node->boot_id, sizeof(node->boot_id), 0) == sizeof(node->boot_id), "no random bytes");
-    must(rack_start(&net->loop, &node->config, node->boot_id, &handlers, node, &node->rack, text) == 0, text);
+    must(rack_start(node->loop ? node->loop : &net->loop, &node->config, node->boot_id, &handlers, node, &node->rack,
+                    text) == 0,
+         text);
 }
 
 void rack_net_start_all(struct rack_net *net)

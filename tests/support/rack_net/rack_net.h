@@ -14,6 +14,7 @@ struct rack_net_node {
     struct rack_net *net;
     uint32_t number;
     struct rack *rack; /* NULL: not started */
+    uv_loop_t *loop;   /* NULL: the net's; else the test turns it */
     struct rack_config config;
     struct rack_node_config inventory[RACK_NET_MAX]; /* this node's own; config refers to it */
     uint8_t boot_id[RACK_BOOT_BYTES];

@@ -461,6 +461,27 @@ static void a_whole_node_drains_and_opens_again(void **state)
     client_close(&admin);
 }
 
+/* Where the service manager keeps mokd's state: the usual reason to drain a node is to upgrade it. */
+static void a_drain_outlives_a_restart(void **state)
+{
+    struct daemon daemon;
+    struct client client, admin;
+
+    (void)state;
+    daemon_start_kept(&daemon, "[device host0]\n[device host1]\n", 64);
+    client_observe(&admin, &daemon);
+    _cleanup_answer_ struct answer drained = ask_drain(&admin, 1, false, false);
+    assert_int_equal(drained.reply->code, 0);
+    client_close(&admin);
+    daemon_end(&daemon, SIGTERM);
+    daemon_begin(&daemon);
+    client_open(&client, &daemon);
+    expect_queue(&client, 1, -MOK_EDRAIN, "host1 is being drained");
+    expect_queue(&client, 0, 0, "");
+    client_close(&client);
+    assert_int_equal(daemon_stop(&daemon), 0);
+}
+
 static void only_an_administrator_drains(void **state)
 {
     struct daemon daemon;
@@ -501,6 +522,7 @@ int main(void)
         cmocka_unit_test(ranks_that_differ_on_it_all_learn_that),
         cmocka_unit_test(a_device_that_drains_finishes_what_runs_and_takes_nothing_new),
         cmocka_unit_test(a_whole_node_drains_and_opens_again),
+        cmocka_unit_test(a_drain_outlives_a_restart),
         cmocka_unit_test(only_an_administrator_drains),
     };
     return cmocka_run_group_tests(tests, daemon_setup, daemon_teardown);

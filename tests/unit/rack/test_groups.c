@@ -585,6 +585,42 @@ static void ten_thousand_groups_come_and_go_without_growth(void **state)
     rack_free(rack);
 }
 
+/* Each node's ranks join the jobs in an order of their own, and call in the middle of the others' joins. */
+static void overlapping_jobs_of_a_whole_rack_all_form_and_act(void **state)
+{
+    enum { JOBS = 6, RANKS = 72, NODES = 18 };
+    (void)state;
+    struct rack *rack = rack_new(NODES, 20);
+    for (uint32_t turn = 0; turn < JOBS * 4; turn++) {
+        for (uint32_t node = 0; node < NODES; node++) {
+            uint32_t at = node % 2 ? JOBS * 4 - 1 - turn : (turn + node) % (JOBS * 4);
+            char name[16];
+            snprintf(name, sizeof(name), "job-%u", at % JOBS);
+            rack_join(rack, node, name, RANKS, node + NODES * (at / JOBS));
+            for (uint32_t n = rack_random(rack, 8); n > 0; n--)
+                rack_deliver(rack);
+        }
+    }
+    rack_settle(rack);
+    unsigned formed = 0;
+    for (size_t i = 0; i < rack->node[5].n_notes; i++) {
+        const struct note *note = &rack->node[5].note[i];
+        if (note->kind != NOTE_COMMIT || note->index != 0)
+            continue;
+        formed++;
+        rack_alloc(rack, note->group, RANKS, 1, 4096);
+    }
+    assert_int_equal(formed, JOBS);
+    rack_settle(rack);
+    for (uint32_t node = 0; node < NODES; node++) {
+        unsigned acted = 0;
+        for (size_t i = 0; i < rack->node[node].n_notes; i++)
+            acted += rack->node[node].note[i].kind == NOTE_COMMIT && rack->node[node].note[i].index == 1;
+        assert_int_equal(acted, JOBS);
+    }
+    rack_free(rack);
+}
+
 static void messages_of_a_group_grow_linearly_with_its_nodes(void **state)
 {
     (void)state;
@@ -627,6 +663,7 @@ int main(void)
         cmocka_unit_test(who_is_asked_to_let_go_answers_or_is_lost),
         cmocka_unit_test(whatever_happens_all_nodes_end_with_the_same_groups),
         cmocka_unit_test(ten_thousand_groups_come_and_go_without_growth),
+        cmocka_unit_test(overlapping_jobs_of_a_whole_rack_all_form_and_act),
         cmocka_unit_test(messages_of_a_group_grow_linearly_with_its_nodes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
