@@ -13,8 +13,8 @@ usage() {
     cat <<'EOF'
 Usage: tests/run.sh [--quick] [--filter REGEX] [--help]
 Builds the presets release, asan and tsan. In release all tests but the slow ones run (labels unit, integration,
-chaos, emulated, gpu; those that need a GPU report themselves as skipped where there is none), under the sanitizers
-the labels unit and integration. Takes minutes, most of them for the sanitizers; --quick is for while one works.
+chaos, emulated, boot, gpu; what needs a GPU, or root and a machine to boot, is skipped where that is not there), under the
+sanitizers unit and integration. Takes minutes, most of them for the sanitizers; --quick is for while one works.
   --quick         release only
   --filter REGEX  only tests whose name matches
 With CI or MOK_WERROR in the environment, warnings are errors.
@@ -114,7 +114,8 @@ deploy/deps.sh
 if build release; then
     check release 2 -L '^unit$'
     check release 2 -L '^integration$'
-    check release 1 -LE '^(unit|integration|slow|bench|fuzz)$'
+    check release 2 -L '^emulated$'
+    check release 1 -LE '^(unit|integration|emulated|slow|bench|fuzz)$'
 fi
 if [[ $quick == no ]]; then
     for preset in asan tsan; do

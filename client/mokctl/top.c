@@ -118,7 +118,7 @@ static void put_duration(struct table *table, uint64_t ns)
 
 static int print_devices(const struct look *look)
 {
-    static const char *const names[] = { "DEVICE", "STATE",      "BUSY",       "OPS/S",      "FAIL/S",    "ROWS/S",
+    static const char *const names[] = { "DEVICE", "STATE",    "BUSY",     "OPS/S",  "FAIL/S", "ROWS/S",
                                          "DEPTH",  "WAIT p50", "WAIT p99", "OP p50", "OP p99", "IMBALANCE" };
     _cleanup_table_ struct table table = { 0 };
 
@@ -138,15 +138,16 @@ static int print_devices(const struct look *look)
         put_duration(&table, quantile(now, then, MOK_LATENCY_QUEUE, 0.99));
         put_duration(&table, quantile(now, then, MOK_LATENCY_TOTAL, 0.5));
         put_duration(&table, quantile(now, then, MOK_LATENCY_TOTAL, 0.99));
-        table_put(&table, "%.2f", ratio(grown(now->expert_max_rows, before->expert_max_rows),
-                                        grown(now->expert_mean_rows, before->expert_mean_rows)));
+        table_put(&table, "%.2f",
+                  ratio(grown(now->expert_max_rows, before->expert_max_rows),
+                        grown(now->expert_mean_rows, before->expert_mean_rows)));
     }
     return table_print(&table);
 }
 
 static int print_sessions(const struct look *look)
 {
-    static const char *const names[] = { "SESSION", "JOB",   "USER",   "PID",    "DEVICE",
+    static const char *const names[] = { "SESSION", "JOB",   "USER",   "PID",   "DEVICE",
                                          "SHARE",   "OPS/S", "ROWS/S", "DEPTH", "ERRORS" };
     _cleanup_table_ struct table table = { 0 };
 
@@ -159,8 +160,7 @@ static int print_sessions(const struct look *look)
         table_put(&table, "%s", now->user);
         table_put(&table, "%" PRIu32, now->pid);
         table_put(&table, "%s", device_name(look, now->device));
-        table_put(&table, "%.1f%%",
-                  100 * ratio(grown(now->device_ns, before->device_ns), used_ns(look, now->device)));
+        table_put(&table, "%.1f%%", 100 * ratio(grown(now->device_ns, before->device_ns), used_ns(look, now->device)));
         table_put(&table, "%.1f", (double)grown(now->ops, before->ops) / look->seconds);
         table_put(&table, "%.0f", (double)grown(now->rows, before->rows) / look->seconds);
         table_put(&table, "%" PRIu32, now->in_flight);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A trace as JSON for Perfetto (ui.perfetto.dev) or chrome://tracing: a process a device; in it a track for the dispatcher,
- * one for the phases that the device runs, one a minibatch of the ring with its transfers and products, and one a session with
- * its operations and what they wait for. Times are microseconds since the first event.
+ * A trace as JSON for Perfetto (ui.perfetto.dev) or chrome://tracing: a process a device; in it a track for the
+ * dispatcher, one for the phases that the device runs, one a minibatch of the ring with its transfers and products, and
+ * one a session with its operations and what they wait for. Times are microseconds since the first event.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -40,7 +40,7 @@ struct output {
 static const char *work_text(uint32_t work)
 {
     /* by enum mok_engine_work */
-    static const char *const names[] = { "other",     "schedule", "dispatch", "gate, up", "down",  "combine",
+    static const char *const names[] = { "other",    "schedule", "dispatch", "gate, up", "down",  "combine",
                                          "d hidden", "d input",  "wgrad",    "shared",   "reduce" };
     return work < ARRAY_SIZE(names) ? names[work] : "other";
 }
@@ -127,8 +127,8 @@ static void put_async(struct output *out, const struct mok_trace_event *event, c
 
     begin(out, "b", event->device, track, name);
     put_time(out, "ts", event->start_ns - out->first_ns);
-    fprintf(out->file, ",\"cat\":\"%s\",\"id\":%" PRIu64 ",\"args\":{\"layer\":%" PRIu32 ",\"op\":%" PRIu64, category, id,
-            event->layer, event->op);
+    fprintf(out->file, ",\"cat\":\"%s\",\"id\":%" PRIu64 ",\"args\":{\"layer\":%" PRIu32 ",\"op\":%" PRIu64, category,
+            id, event->layer, event->op);
     if (event->type == MOK_TRACE_OP)
         fprintf(out->file, ",\"rows\":%" PRIu64 ",\"result\":\"%s\"", event->rows, mok_error_symbol(event->result));
     fputs("}}", out->file);
@@ -184,8 +184,8 @@ static void name_tracks(struct output *out, const struct mok_trace *trace)
 
     for (uint64_t i = 0; i < reply->events; i++) {
         const struct mok_trace_event *event = &trace->event[i];
-        if (event->type == MOK_TRACE_WORK && is_of_a_minibatch(event->kind) && event->slot < TRACK_SESSION - TRACK_MINIBATCH &&
-            slots[event->device] <= event->slot)
+        if (event->type == MOK_TRACE_WORK && is_of_a_minibatch(event->kind) &&
+            event->slot < TRACK_SESSION - TRACK_MINIBATCH && slots[event->device] <= event->slot)
             slots[event->device] = event->slot + 1;
     }
     for (uint32_t d = 0; d < reply->n_device; d++) {

@@ -63,7 +63,8 @@ static int parse_address(const char *host, uint16_t port, struct mokd_endpoint *
         ret->loopback = IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
         return 0;
     }
-    return mokd_error_set(error, -MOK_EARG, "before the port must stand an IPv4 address, [an IPv6 address] or localhost");
+    return mokd_error_set(error, -MOK_EARG,
+                          "before the port must stand an IPv4 address, [an IPv6 address] or localhost");
 }
 
 int mokd_endpoint_parse(const char *text, struct mokd_endpoint *ret, struct mokd_error *error)
@@ -146,7 +147,10 @@ int mokd_endpoint_listen(const struct mokd_endpoint *endpoint, unsigned mode, in
     if (!failure && listen(fd, BACKLOG) < 0)
         failure = errno;
     if (failure)
-        return mokd_error_set(error, failure == EADDRINUSE ? -MOK_EEXIST : failure == EACCES ? -MOK_EACCESS : -MOK_EIO,
+        return mokd_error_set(error,
+                              failure == EADDRINUSE ? -MOK_EEXIST
+                              : failure == EACCES   ? -MOK_EACCESS
+                                                    : -MOK_EIO,
                               "cannot be listened on: %s", strerror(failure));
     *ret_fd = mok_take_fd(&fd);
     return 0;

@@ -33,7 +33,7 @@ struct out {
 
 enum type { COUNTER, GAUGE, HISTOGRAM, INFO };
 
-/* A new family. `unit` is the name's last part, or NULL. In the older format a counter's family has its sample's name. */
+/* A new family. `unit`: the last part of the name, or NULL. In the older format a counter has the name of its sample. */
 static void family(struct out *out, enum type type, const char *name, const char *unit, const char *help)
 {
     static const char *const types[] = { "counter", "gauge", "histogram", "info" };
@@ -323,9 +323,10 @@ static void add_latencies(struct out *out, const struct mokd_server *server)
 {
     char labels[LABELS_BYTES];
 
-    family(out, HISTOGRAM, "mok_op_latency_seconds", "seconds",
-           "Where the time of operations goes: queue (taken until the engine starts), ready_wait and push_wait (for other "
-           "ranks), main and reduce (on the device; a group of one rank has all in main), total (taken until completed).");
+    family(
+        out, HISTOGRAM, "mok_op_latency_seconds", "seconds",
+        "Where the time of operations goes: queue (taken until the engine starts), ready_wait and push_wait (for other "
+        "ranks), main and reduce (on the device; a group of one rank has all in main), total (taken until completed).");
     pages_each(server, device, page)
     {
         for (unsigned kind = 0; kind < 2; kind++)
@@ -344,8 +345,7 @@ static void add_job_family(struct out *out, const struct mokd_server *server, si
     const struct mokd_job_total *total;
     char labels[LABELS_BYTES], user[MOK_MAX_NAME + 1], job[MOK_MAX_NAME + 1];
 
-    TAILQ_FOREACH(total, &server->job_totals, link)
-    {
+    TAILQ_FOREACH(total, &server->job_totals, link) {
         uint64_t value = *(const uint64_t *)(const void *)((const char *)total + offset);
         format_labels(labels, "{user=\"%s\",uid=\"%d\",job=\"%s\"}", clean(total->user, user, sizeof(user)),
                       (int)total->uid, clean(total->job, job, sizeof(job)));
@@ -373,7 +373,7 @@ static void add_layer(struct out *out, const struct mokd_layer *layer, unsigned 
     char labels[LABELS_BYTES];
     struct mok_stats_layer stats;
 
-    for (uint32_t rank = 0; rank < layer->group->size && *left > 0; rank++) {
+    for (uint32_t rank = 0; *left && rank < layer->group->size; rank++) {
         const struct mokd_member *member = layer->group->member[rank];
         if (!member || !layer->part[rank].open)
             continue;
@@ -381,8 +381,8 @@ static void add_layer(struct out *out, const struct mokd_layer *layer, unsigned 
             continue;
         --*left;
         real(out,
-             format_labels(labels, "{group=\"%s\",uid=\"%u\",layer=\"%u\",rank=\"%u\",device=\"%s\"}", layer->group->name,
-                           layer->group->uid, index, rank, member->device->config->name),
+             format_labels(labels, "{group=\"%s\",uid=\"%u\",layer=\"%u\",rank=\"%u\",device=\"%s\"}",
+                           layer->group->name, layer->group->uid, index, rank, member->device->config->name),
              (double)stats.last_max_rows * (double)stats.local_experts / (double)stats.last_rows);
     }
 }
@@ -395,8 +395,7 @@ static void add_layers(struct out *out, const struct mokd_server *server)
 
     family(out, GAUGE, "mok_layer_imbalance", NULL,
            "Rows of the expert that had most over the mean, of a layer's last main phase on a rank; 1: even.");
-    TAILQ_FOREACH(group, &server->groups, link)
-    {
+    TAILQ_FOREACH(group, &server->groups, link) {
         unsigned index = 0;
         if (group->state == MOKD_GROUP_FAILED) /* its name may be another one's already */
             continue;
@@ -453,7 +452,8 @@ static void add_peers(struct out *out, const struct mokd_server *server)
         { PEER_EPOCH, GAUGE, "mok_peer_epoch", NULL, "Grows each time that the peer is lost." },
         { PEER_SENT, COUNTER, "mok_peer_sent", NULL, "Commands sent to the peer." },
         { PEER_RECEIVED, COUNTER, "mok_peer_received", NULL, "Commands that came from the peer." },
-        { PEER_DROPPED, COUNTER, "mok_peer_dropped", NULL, "Messages of the peer dropped: stale, expired or malformed." },
+        { PEER_DROPPED, COUNTER, "mok_peer_dropped", NULL,
+          "Messages of the peer dropped: stale, expired or malformed." },
     };
     struct rack_node_info info;
 

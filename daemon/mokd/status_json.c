@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The status page's data. Sums since mokd started, from which the page makes rates and quantiles of the time between two
- * looks; whole numbers, all well below 2^53. What is long is cut: layers at LAYERS_SHOWN, sessions at SESSIONS_SHOWN.
+ * The status page's data. Sums since mokd started, from which the page makes rates and quantiles of the time between
+ * two looks; whole numbers, all well below 2^53. What is long is cut: layers at LAYERS_SHOWN, sessions at
+ * SESSIONS_SHOWN.
  */
 #include "metrics.h"
 
@@ -164,8 +165,7 @@ static void put_queues(FILE *out, const struct mokd_session *session)
 
     put_name(out, "devices");
     fputc('[', out);
-    TAILQ_FOREACH(queue, &session->queues, link)
-    {
+    TAILQ_FOREACH(queue, &session->queues, link) {
         if (!first)
             fputc(',', out);
         first = false;
@@ -188,8 +188,7 @@ static void put_sessions(FILE *out, const struct mokd_server *server)
 
     put_name(out, "sessions");
     fputc('[', out);
-    TAILQ_FOREACH(session, &server->sessions, link)
-    {
+    TAILQ_FOREACH(session, &server->sessions, link) {
         if (session->state != MOKD_SESSION_OPEN)
             continue;
         if (shown == SESSIONS_SHOWN) {
@@ -220,8 +219,7 @@ static void put_groups(FILE *out, const struct mokd_server *server)
 
     put_name(out, "groups");
     fputc('[', out);
-    TAILQ_FOREACH(group, &server->groups, link)
-    {
+    TAILQ_FOREACH(group, &server->groups, link) {
         if (shown == SESSIONS_SHOWN)
             break;
         if (shown++)
@@ -270,11 +268,9 @@ static void put_layers(FILE *out, const struct mokd_server *server)
 
     put_name(out, "layers");
     fputc('[', out);
-    TAILQ_FOREACH(group, &server->groups, link)
-    {
+    TAILQ_FOREACH(group, &server->groups, link) {
         unsigned index = 0;
-        TAILQ_FOREACH(layer, &group->layers, link)
-        {
+        TAILQ_FOREACH(layer, &group->layers, link) {
             for (uint32_t rank = 0; rank < group->size && shown < LAYERS_SHOWN; rank++)
                 put_layer(out, layer, index, rank, &shown);
             index++;

@@ -135,8 +135,7 @@ static size_t name_sessions(const struct mokd_trace *trace, Mok__TraceSession *r
 
     for (size_t i = 0; i < trace->server->n_devices; i++) {
         const struct mokd_queue *queue;
-        TAILQ_FOREACH(queue, &trace->server->devices[i]->queues, device_link)
-        {
+        TAILQ_FOREACH(queue, &trace->server->devices[i]->queues, device_link) {
             if (count == MAX_SESSIONS || !may_see(trace, trace->server->devices[i], queue->id))
                 continue;
             Mok__TraceSession *entry = &ret[count];
@@ -291,7 +290,8 @@ void mokd_trace(struct mokd_session *session, uint64_t id, const Mok__Trace *req
     struct mokd_trace *trace = NULL;
 
     if (request->milliseconds < MIN_MS || request->milliseconds > MAX_MS)
-        mokd_error_set(&error, -MOK_ERANGE, "milliseconds = %u: must be in %u..%u", request->milliseconds, MIN_MS, MAX_MS);
+        mokd_error_set(&error, -MOK_ERANGE, "milliseconds = %u: must be in %u..%u", request->milliseconds, MIN_MS,
+                       MAX_MS);
     else if (server->trace)
         mokd_error_set(&error, -MOK_EBUSY, "trace: another one is under way, and ends within %u s", MAX_MS / 1000u);
     else if (trace_new(session, request->milliseconds, &trace) < 0)

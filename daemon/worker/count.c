@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The dispatcher's numbers, on a page that mokd reads: plain additions by this one thread. Never allocates, asks the
- * clock for nothing that the dispatcher has not asked already, and what does not fit the page is counted in its totals alone.
+ * clock for nothing that the dispatcher has not asked already, and what does not fit the page is counted in its totals
+ * alone.
  */
 #include "dispatcher_internal.h"
 
@@ -110,7 +111,8 @@ void count_taken(struct dispatcher *d, struct worker_op *op)
     MOK_PROBE4(op_submit, op->queue->id, op->layer->id, op->opcode, op->user_data);
 }
 
-static struct mok_stats_histogram *histogram_of(struct dispatcher *d, const struct worker_op *op, enum mok_latency latency)
+static struct mok_stats_histogram *histogram_of(struct dispatcher *d, const struct worker_op *op,
+                                                enum mok_latency latency)
 {
     return &d->stats->latency[op->opcode == MOK_OP_BACKWARD][latency];
 }
@@ -215,7 +217,6 @@ void count_phase_end(struct dispatcher *d, struct worker_layer *layer, const str
         return;
     if (d->running_phase != MOK_PHASE_REDUCE)
         count_main(d, layer, result);
-    mok_stats_record(
-        histogram_of(d, op, d->running_phase == MOK_PHASE_REDUCE ? MOK_LATENCY_REDUCE : MOK_LATENCY_MAIN),
-        result->device_ns);
+    mok_stats_record(histogram_of(d, op, d->running_phase == MOK_PHASE_REDUCE ? MOK_LATENCY_REDUCE : MOK_LATENCY_MAIN),
+                     result->device_ns);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * USDT probes of provider "mok", for bpftrace and SystemTap; a no-operation each while nobody looks, nothing at all in a
- * build without sys/sdt.h. Arguments are integers, never pointers. All are of the dispatcher thread:
+ * USDT probes of provider "mok", for bpftrace and SystemTap; a no-operation each while nobody looks, nothing at all in
+ * a build without sys/sdt.h. Arguments are integers, never pointers. All are of the dispatcher thread:
  *
  *   mok:op_submit  queue, layer, opcode, user_data   a submission was accepted
  *   mok:op_start   queue, layer, opcode, user_data   the engine starts on its first phase

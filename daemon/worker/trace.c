@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events of a trace, while one runs: what the dispatcher sees, and what the engine's threads tell of their own work. Never
- * allocates; the oldest events make room for new ones.
+ * Events of a trace, while one runs: what the dispatcher sees, and what the engine's threads tell of their own work.
+ * Never allocates; the oldest events make room for new ones.
  */
 #include "dispatcher_internal.h"
 

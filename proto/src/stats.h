@@ -12,12 +12,12 @@
 #define MOK_STATS_MAGIC 0x31535441544b4f4dull
 #define MOK_STATS_VERSION 1u
 
-#define MOK_STATS_KINDS 5u   /* by opcode (ring_abi.h); the last: opcodes that are none */
-#define MOK_STATS_CODES 64u  /* by error number, 0: done */
-#define MOK_STATS_PHASES 5u  /* by enum mok_phase, which starts at 1 */
+#define MOK_STATS_KINDS 5u  /* by opcode (ring_abi.h); the last: opcodes that are none */
+#define MOK_STATS_CODES 64u /* by error number, 0: done */
+#define MOK_STATS_PHASES 5u /* by enum mok_phase, which starts at 1 */
 #define MOK_STATS_QUEUES 1024u
 #define MOK_STATS_LAYERS 256u
-#define MOK_STATS_BINS 128u  /* experts of a layer; where it has more, neighbours share one */
+#define MOK_STATS_BINS 128u /* experts of a layer; where it has more, neighbours share one */
 
 /*
  * Nanoseconds, log-linear: bucket 0 is what is below 1,024 ns, then four equal ones for each power of two, the last
@@ -61,9 +61,9 @@ struct mok_stats_queue {
 struct mok_stats_layer {
     uint32_t layer;
     uint32_t local_experts;
-    uint32_t bins;     /* experts e share bin e * bins / local_experts */
+    uint32_t bins; /* experts e share bin e * bins / local_experts */
     uint32_t reserved0;
-    uint64_t ops;      /* main phases that ran to their end */
+    uint64_t ops; /* main phases that ran to their end */
     uint64_t rows;
     uint64_t max_rows; /* sum over those of the rows of the expert that had most */
     uint64_t last_rows, last_max_rows;
@@ -78,7 +78,7 @@ struct mok_stats {
     uint32_t generation;  /* workers that have had this page */
     uint32_t queues_used; /* slots from here on have never been taken */
     uint32_t layers_used;
-    uint32_t in_flight;   /* operations taken and not completed */
+    uint32_t in_flight; /* operations taken and not completed */
     uint64_t reserved0[4];
 
     uint64_t ops[MOK_STATS_KINDS][MOK_STATS_CODES]; /* completed */
@@ -87,15 +87,15 @@ struct mok_stats {
     uint64_t rows_dropped; /* always 0: what it says is that this is so */
     uint64_t tokens;
     uint64_t phases[MOK_STATS_PHASES], phase_ns[MOK_STATS_PHASES]; /* device time */
-    uint64_t schedule_ns, transfer_ns, compute_ns; /* of main phases, summed over units */
+    uint64_t schedule_ns, transfer_ns, compute_ns;                 /* of main phases, summed over units */
     uint64_t expert_max_rows, expert_mean_rows; /* of main phases: of the expert with most; rows / E_l */
     uint64_t macrobatches, minibatches;
     uint64_t ring_rows, ring_capacity; /* rows in the ring, and rows that would have fitted, over all macrobatches */
-    uint64_t wakeups;      /* times that the dispatcher slept */
-    uint64_t sleep_ns;     /* for how long together */
-    uint64_t peer_bells;   /* peers' workers woken */
+    uint64_t wakeups;                  /* times that the dispatcher slept */
+    uint64_t sleep_ns;                 /* for how long together */
+    uint64_t peer_bells;               /* peers' workers woken */
     uint64_t broken_queues, broken_groups;
-    uint64_t rounds;       /* of the dispatcher: how mokd sees that it lives; never still for longer than it takes to wake */
+    uint64_t rounds; /* of the dispatcher: how mokd sees that it lives; never still for longer than it takes to wake */
     uint64_t reserved1[3];
 
     struct mok_stats_histogram latency[2][MOK_LATENCIES]; /* forward, backward */
@@ -146,8 +146,8 @@ uint64_t mok_stats_bucket_end(unsigned bucket);
 /* Adds what another one holds. */
 void mok_stats_histogram_add(struct mok_stats_histogram *sum, const struct mok_stats_histogram *other);
 /*
- * Duration below which the share `q` of all lies, interpolated within its bucket; 0 when it is empty. Trusts the buckets,
- * not the count, so that a reader who is a moment behind is not led astray.
+ * Duration below which the share `q` of all lies, interpolated within its bucket; 0 when it is empty. Trusts the
+ * buckets, not the count, so that a reader who is a moment behind is not led astray.
  */
 uint64_t mok_stats_quantile(const struct mok_stats_histogram *histogram, double q);
 

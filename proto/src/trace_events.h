@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events of a trace, in memory that a worker fills while one is asked for, and that mokd copies to whoever asked: a ring
- * that overwrites its oldest. Several threads write, each its own event; nobody reads before all have stopped.
+ * Events of a trace, in memory that a worker fills while one is asked for, and that mokd copies to whoever asked: a
+ * ring that overwrites its oldest. Several threads write, each its own event; nobody reads before all have stopped.
  */
 #ifndef MOK_TRACE_EVENTS_H
 #define MOK_TRACE_EVENTS_H
@@ -13,11 +13,11 @@
 
 enum mok_trace_type {
     MOK_TRACE_NONE = 0,
-    MOK_TRACE_OP,         /* an operation, taken -> completed; kind: opcode */
-    MOK_TRACE_WAIT,       /* it waits; kind: enum mok_latency (queue, ready, push) */
-    MOK_TRACE_PHASE,      /* the engine runs a phase of it; kind: enum mok_phase */
-    MOK_TRACE_WORK,       /* a step of a phase; kind: enum mok_engine_work; slot: minibatch of the ring, turn: macrobatch */
-    MOK_TRACE_SLEEP,      /* the dispatcher sleeps */
+    MOK_TRACE_OP,    /* an operation, taken -> completed; kind: opcode */
+    MOK_TRACE_WAIT,  /* it waits; kind: enum mok_latency (queue, ready, push) */
+    MOK_TRACE_PHASE, /* the engine runs a phase of it; kind: enum mok_phase */
+    MOK_TRACE_WORK,  /* a step of a phase; kind: enum mok_engine_work; slot: minibatch of the ring, turn: macrobatch */
+    MOK_TRACE_SLEEP, /* the dispatcher sleeps */
     MOK_TRACE_TYPES,
 };
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mok-bench metrics: what being watched costs, and being idle. Throughput with and without scrapes alternates within one
- * run, so that what else the machine does falls on both. mok-bench crowd: many sessions with many operations in flight.
+ * mok-bench metrics: what being watched costs, and being idle. Throughput with and without scrapes alternates within
+ * one run, so that what else the machine does falls on both. mok-bench crowd: many sessions with many operations in
+ * flight.
  */
 #include <dirent.h>
 #include <getopt.h>
@@ -24,8 +25,14 @@
 #define SCRAPES_A_SECOND 1u
 #define WINDOW_MS 1000.0
 
-static const struct workload layer = { .hidden = 128, .intermediate = 256, .experts = 8, .topk = 2, .ep = 1,
-                                      .max_tokens = 64, .seed = 9, .forward_only = true };
+static const struct workload layer = { .hidden = 128,
+                                       .intermediate = 256,
+                                       .experts = 8,
+                                       .topk = 2,
+                                       .ep = 1,
+                                       .max_tokens = 64,
+                                       .seed = 9,
+                                       .forward_only = true };
 
 static char door[64];
 
@@ -45,7 +52,8 @@ static void pause_ms(double ms)
     nanosleep(&time, NULL);
 }
 
-/* Time on a CPU of all threads of a process, in seconds. The scheduler counts nanoseconds, /proc/PID/stat only ticks. */
+/* Time on a CPU of all threads of a process, in seconds. The scheduler counts nanoseconds, /proc/PID/stat only ticks.
+ */
 static double cpu_seconds(pid_t pid)
 {
     char path[384];
@@ -201,18 +209,27 @@ static int measure_scrapes(unsigned pairs)
     double count = counting_ns();
     char extra[320];
     snprintf(extra, sizeof(extra),
-             "\"cost_percent\":%.3f,\"cost_quartiles\":[%.3f,%.3f],\"pairs\":%u,\"scrapes_per_second\":%u,\"scrape_bytes\":%zu,"
+             "\"cost_percent\":%.3f,\"cost_quartiles\":[%.3f,%.3f],\"pairs\":%u,\"scrapes_per_second\":%u,\"scrape_"
+             "bytes\":%zu,"
              "\"mokd_cpu_percent\":%.3f,\"ops_per_second\":%.1f,\"counting_ns\":%.1f,\"counting_percent\":%.4f",
              cost, low, high, pairs, SCRAPES_A_SECOND, bytes, 100 * cpu / (pairs * WINDOW_MS * 1e-3), rate, count,
              count * rate * 1e-9 / 2 * 100);
-    struct bench_record record = { .engine = "host", .op = "scrape", .shape = "128x256x8x2", .tokens = 64, .ms = 2e3 / rate,
-                                   .gflop = (double)NAN, .dense_tflops = (double)NAN, .peer_ms = (double)NAN, .extra = extra };
+    struct bench_record record = { .engine = "host",
+                                   .op = "scrape",
+                                   .shape = "128x256x8x2",
+                                   .tokens = 64,
+                                   .ms = 2e3 / rate,
+                                   .gflop = (double)NAN,
+                                   .dense_tflops = (double)NAN,
+                                   .peer_ms = (double)NAN,
+                                   .extra = extra };
     bench_emit(&record);
     if (!bench.json)
-        printf("scraped once a second (%zu bytes): throughput %+.2f %% (quartiles %.2f .. %.2f), mokd %.2f %% of a core; "
-               "counting %.0f ns an operation of %.0f us (%.3f %%)\n",
-               bytes, -cost, -high, -low, 100 * cpu / (pairs * WINDOW_MS * 1e-3), count, 2e6 / rate,
-               count * rate * 1e-9 / 2 * 100);
+        printf(
+            "scraped once a second (%zu bytes): throughput %+.2f %% (quartiles %.2f .. %.2f), mokd %.2f %% of a core; "
+            "counting %.0f ns an operation of %.0f us (%.3f %%)\n",
+            bytes, -cost, -high, -low, 100 * cpu / (pairs * WINDOW_MS * 1e-3), count, 2e6 / rate,
+            count * rate * 1e-9 / 2 * 100);
     free(ratio);
     return code;
 }
@@ -233,19 +250,27 @@ static int measure_idle(unsigned seconds)
     double elapsed = (bench_now_ms() - start_ms) * 1e-3;
     double mokd = 100 * (cpu_seconds(stack.mokd) - before) / elapsed;
     double worker = 100 * (cpu_seconds(workers[0]) - worker_before) / elapsed;
-    double mokd_mb = (double)stack_resident_kb(stack.mokd) / 1024, worker_mb = (double)stack_resident_kb(workers[0]) / 1024;
+    double mokd_mb = (double)stack_resident_kb(stack.mokd) / 1024,
+           worker_mb = (double)stack_resident_kb(workers[0]) / 1024;
     stack_stop(&stack);
     char extra[256];
-    snprintf(extra, sizeof(extra),
-             "\"mokd_cpu_percent\":%.3f,\"worker_cpu_percent\":%.3f,\"mokd_resident_mb\":%.1f,\"worker_resident_mb\":%.1f,"
-             "\"seconds\":%u",
-             mokd, worker, mokd_mb, worker_mb, seconds);
-    struct bench_record record = { .engine = "host", .op = "idle", .tokens = -1, .ms = (double)NAN, .gflop = (double)NAN,
-                                   .dense_tflops = (double)NAN, .peer_ms = (double)NAN, .extra = extra };
+    snprintf(
+        extra, sizeof(extra),
+        "\"mokd_cpu_percent\":%.3f,\"worker_cpu_percent\":%.3f,\"mokd_resident_mb\":%.1f,\"worker_resident_mb\":%.1f,"
+        "\"seconds\":%u",
+        mokd, worker, mokd_mb, worker_mb, seconds);
+    struct bench_record record = { .engine = "host",
+                                   .op = "idle",
+                                   .tokens = -1,
+                                   .ms = (double)NAN,
+                                   .gflop = (double)NAN,
+                                   .dense_tflops = (double)NAN,
+                                   .peer_ms = (double)NAN,
+                                   .extra = extra };
     bench_emit(&record);
     if (!bench.json)
-        printf("idle for %u s: mokd %.3f %% of a core, %.1f MB resident; a worker %.3f %%, %.1f MB\n", seconds, mokd, mokd_mb,
-               worker, worker_mb);
+        printf("idle for %u s: mokd %.3f %% of a core, %.1f MB resident; a worker %.3f %%, %.1f MB\n", seconds, mokd,
+               mokd_mb, worker, worker_mb);
     return 0;
 }
 
@@ -286,8 +311,9 @@ static double told_ms(const char *answer, const char *stage, double q)
     all = http_sample(answer, name);
     for (unsigned i = 0; i < MOK_STATS_BUCKETS - 1; i += 4) {
         double border = (double)mok_stats_bucket_end(i) * 1e-9;
-        snprintf(name, sizeof(name), "mok_op_latency_seconds_bucket{device=\"host0\",op=\"forward\",stage=\"%s\",le=\"%.9g\"}",
-                 stage, border);
+        snprintf(name, sizeof(name),
+                 "mok_op_latency_seconds_bucket{device=\"host0\",op=\"forward\",stage=\"%s\",le=\"%.9g\"}", stage,
+                 border);
         if (http_sample(answer, name) >= q * all)
             return border * 1e3;
     }
@@ -296,12 +322,11 @@ static double told_ms(const char *answer, const char *stage, double q)
 
 int bench_crowd(int argc, char **argv)
 {
-    static const struct option options[] = { { "json", no_argument, NULL, 'j' },
-                                             { "sessions", required_argument, NULL, 's' },
-                                             { "inflight", required_argument, NULL, 'i' },
-                                             { "operations", required_argument, NULL, 'o' },
-                                             { "help", no_argument, NULL, 'h' },
-                                             { 0 } };
+    static const struct option options[] = {
+        { "json", no_argument, NULL, 'j' },           { "sessions", required_argument, NULL, 's' },
+        { "inflight", required_argument, NULL, 'i' }, { "operations", required_argument, NULL, 'o' },
+        { "help", no_argument, NULL, 'h' },           { 0 }
+    };
     struct crowd crowd = { .sessions = 64, .in_flight = 32, .operations = 500, .devices = 1 };
     struct crowd_result result = { 0 };
     struct stack stack;
@@ -337,11 +362,19 @@ int bench_crowd(int argc, char **argv)
              "\"p99_ms\":%.3f,\"queue_p50_below_ms\":%.3f,\"queue_p99_below_ms\":%.3f",
              crowd.sessions, crowd.in_flight, (unsigned long long)result.done, (unsigned long long)result.failed,
              (double)result.done / result.seconds, result.p50_ms, result.p99_ms, queue_p50, queue_p99);
-    struct bench_record record = { .engine = "host", .op = "crowd", .shape = shape, .tokens = 8, .ms = result.p50_ms,
-                                   .gflop = (double)NAN, .dense_tflops = (double)NAN, .peer_ms = (double)NAN, .extra = extra };
+    struct bench_record record = { .engine = "host",
+                                   .op = "crowd",
+                                   .shape = shape,
+                                   .tokens = 8,
+                                   .ms = result.p50_ms,
+                                   .gflop = (double)NAN,
+                                   .dense_tflops = (double)NAN,
+                                   .peer_ms = (double)NAN,
+                                   .extra = extra };
     bench_emit(&record);
     if (!bench.json)
-        printf("%s in flight: %llu done, %llu failed, %.0f a second; from submission p50 %.2f ms, p99 %.2f ms; waits for the "
+        printf("%s in flight: %llu done, %llu failed, %.0f a second; from submission p50 %.2f ms, p99 %.2f ms; waits "
+               "for the "
                "device: p50 below %.2f ms, p99 below %.2f ms\n",
                shape, (unsigned long long)result.done, (unsigned long long)result.failed,
                (double)result.done / result.seconds, result.p50_ms, result.p99_ms, queue_p50, queue_p99);

@@ -11,8 +11,9 @@
 
 #define MAX_IN_FLIGHT 256u
 
-static const struct workload tiny = { .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .ep = 1, .max_tokens = 8,
-                                     .seed = 5, .forward_only = true };
+static const struct workload tiny = {
+    .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .ep = 1, .max_tokens = 8, .seed = 5, .forward_only = true
+};
 
 struct member {
     const struct crowd *crowd;
@@ -115,8 +116,9 @@ int crowd_run(const struct crowd *crowd, struct crowd_result *ret)
     if (members && ms && crowd->in_flight <= MAX_IN_FLIGHT) {
         pthread_barrier_init(&start, NULL, crowd->sessions + 1);
         for (unsigned i = 0; i < crowd->sessions; i++) {
-            members[i] = (struct member){ .crowd = crowd, .start = &start, .index = i,
-                                          .ms = ms + (size_t)i * crowd->operations };
+            members[i] = (struct member){
+                .crowd = crowd, .start = &start, .index = i, .ms = ms + (size_t)i * crowd->operations
+            };
             if (pthread_create(&members[i].thread, NULL, run_member, &members[i]) != 0)
                 abort();
         }
