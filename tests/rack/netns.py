@@ -51,6 +51,7 @@ class Rack:
         self.hub = None
         self.processes = [None] * (size + extra)
         self.logs = [None] * (size + extra)
+        self.spawned = []
         self.made = []
         self.public = []
         self.inventory = [list(range(size)) for _ in range(size)]
@@ -82,8 +83,8 @@ class Rack:
         if kind not in (None, SystemExit):
             for i in range(self.size):
                 self.show_log(i)
-        for i, process in enumerate(self.processes):
-            if process and process.poll() is None:
+        for process in self.spawned:
+            if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
                 process.wait()
@@ -156,10 +157,12 @@ class Rack:
             file.write(text + self.config + more)
 
     def spawn(self, i, *command, env=None, log=None):
-        """A program in the namespace of node i. Whoever starts it, ends it."""
-        return subprocess.Popen(["ip", "netns", "exec", self.namespace(i), *command], stdin=subprocess.DEVNULL,
-                                stdout=log or subprocess.DEVNULL, stderr=log or subprocess.DEVNULL,
-                                env={**os.environ, **(env or {})})
+        """A program in the namespace of node i; killed at the end at the latest."""
+        process = subprocess.Popen(["ip", "netns", "exec", self.namespace(i), *command], stdin=subprocess.DEVNULL,
+                                   stdout=log or subprocess.DEVNULL, stderr=log or subprocess.DEVNULL,
+                                   env={**os.environ, **(env or {})})
+        self.spawned.append(process)
+        return process
 
     def start(self, i, env=None, prefix=()):
         self.logs[i] = f"{self.dir}/n{i}/log"
@@ -191,6 +194,10 @@ class Rack:
         self.processes[i].terminate()
         self.wait(f"n{i} stops", lambda: self.processes[i].poll() is not None)
         return self.processes[i].returncode
+
+    def log(self, i):
+        with open(self.logs[i], encoding="utf-8", errors="replace") as log:
+            return log.read()
 
     def show_log(self, i):
         if self.logs[i] and os.path.exists(self.logs[i]):

@@ -13,15 +13,6 @@
 #define FIRST_FD 3
 #define FAR_FD 1000 /* where descriptors are out of the way of those that are being placed */
 
-#ifdef __SANITIZE_THREAD__
-/* The store's thread is there when tests fork their clients, which then start threads of their own. */
-const char *__tsan_default_options(void);
-const char *__tsan_default_options(void)
-{
-    return "die_after_fork=0";
-}
-#endif
-
 /* ------------------------------------------------------------------ entries */
 
 /* Under the lock. */

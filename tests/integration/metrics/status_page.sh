@@ -17,7 +17,7 @@ browse() {
 # The page as it is after a few looks at mokd. A loaded machine may take its time to draw even one.
 dump() {
     for _ in 1 2 3; do
-        browse --virtual-time-budget=15000 --dump-dom > "$dir/dom" || true
+        browse --virtual-time-budget=7000 --dump-dom > "$dir/dom" || true
         grep -q 'data-looks=' "$dir/dom" && return 0
     done
     tail -5 "$dir/browser" >&2
@@ -52,7 +52,7 @@ grep -q 'WWWWWWWW' "$dir/dom" && fail "the page's word was not filled in"
 grep -Eq 'Refused to|violates the following Content Security Policy|Uncaught' "$dir/browser" &&
     fail "the browser complains: $(grep -E 'Refused to|violates|Uncaught' "$dir/browser" | head -3)"
 for scheme in 0 1; do # dark, light
-    browse --virtual-time-budget=5000 --blink-settings=preferredColorScheme=$scheme --screenshot="$dir/shot$scheme.png" > /dev/null || true
+    browse --virtual-time-budget=2500 --blink-settings=preferredColorScheme=$scheme --screenshot="$dir/shot$scheme.png" > /dev/null || true
     [[ -s $dir/shot$scheme.png ]] || fail "no picture of scheme $scheme"
     [[ ${MOK_TEST_SHOTS-} ]] && cp "$dir/shot$scheme.png" "$MOK_TEST_SHOTS/"
 done
