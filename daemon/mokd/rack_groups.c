@@ -392,7 +392,7 @@ static void link_down(void *cookie, uint32_t node, const char *reason)
 {
     struct mokd_rack_groups *groups = cookie;
     struct mokd_group *group, *next;
-    char text[128];
+    char text[160];
 
     for (group = TAILQ_FIRST(&groups->server->groups); group; group = next) {
         next = TAILQ_NEXT(group, link);

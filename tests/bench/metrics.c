@@ -137,7 +137,7 @@ static int open_load(struct load *load, const struct stack *stack)
     static struct loader loaders[2];
 
     for (int i = 0; i < 2; i++) {
-        char group[16];
+        char group[32];
         snprintf(group, sizeof(group), "load-%d", i);
         if (workload_open(&load->rank[i], &layer, 0, layer.max_tokens, 0, stack->socket, group, (uint32_t)i) < 0) {
             fprintf(stderr, "mok-bench: %s\n", mok_last_error());
