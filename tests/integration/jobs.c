@@ -287,7 +287,7 @@ static void *run_destroyer(void *argument)
 {
     struct destroyer *t = argument;
     struct workload_rank rank;
-    mok_layer *other;
+    mok_layer *other = NULL;
     t->code = workload_open(&rank, &base, 1, 48, 48, t->stack->socket, "destroy", 1);
     if (t->code == 0)
         t->code = second_layer(&rank, &other);
