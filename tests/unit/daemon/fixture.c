@@ -212,6 +212,16 @@ unsigned daemon_descriptors(const struct daemon *daemon)
     return count;
 }
 
+bool daemon_descriptors_settle(const struct daemon *daemon, unsigned bound)
+{
+    for (int tries = 0; tries < 1000; tries++) {
+        if (daemon_descriptors(daemon) <= bound)
+            return true;
+        usleep(5000);
+    }
+    return false;
+}
+
 unsigned long daemon_resident_kb(const struct daemon *daemon)
 {
     char path[64];

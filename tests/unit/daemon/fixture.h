@@ -9,6 +9,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -41,6 +42,8 @@ int daemon_stop(struct daemon *daemon);
 /* Runs another mokd with the same configuration to its end; returns the exit code. */
 int daemon_run_again(const struct daemon *daemon, const char *option);
 unsigned daemon_descriptors(const struct daemon *daemon);
+/* Whether it comes down to `bound` in a few seconds: mokd opens files of its own for moments, the user database's say. */
+bool daemon_descriptors_settle(const struct daemon *daemon, unsigned bound);
 unsigned long daemon_resident_kb(const struct daemon *daemon);
 
 /* Two devices, cmocka's group set-up: *state is the struct daemon. */
