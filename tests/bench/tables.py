@@ -117,7 +117,17 @@ def crowd(rs):
     return table(head, rows)
 
 
-MAKERS = {"metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+def rack(rs):
+    rows = [[r["shape"], number(r["p50_ms"]), number(r["p99_ms"]), number(r["leave_ms"]), number(r["one_node_p50_ms"])] for r in rs]
+    return table(["a group over", "formed in ms, p50", "p99", "left in ms", "on one node, formed in ms"], rows)
+
+
+def mesh(rs):
+    rows = [[r["shape"], f"{r['commands']:,}", number(r["ms"], 0), number(r["per_ms"], 0), number(r["longest_gap_ms"], 1)] for r in rs]
+    return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
+
+
+MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):
