@@ -6,17 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "command.h"
 #include "mokctl.h"
 #include "names.h"
-
-/* cJSON's own numbers are doubles. */
-static void add_number(cJSON *object, const char *name, uint64_t value)
-{
-    char text[24];
-
-    snprintf(text, sizeof(text), "%" PRIu64, value);
-    cJSON_AddRawToObject(object, name, text);
-}
 
 static cJSON *numbers64(const uint64_t *values, size_t count)
 {
@@ -43,21 +35,21 @@ static cJSON *device_json(const Mok__DeviceInfo *d)
 {
     cJSON *object = cJSON_CreateObject();
 
-    add_number(object, "index", d->index);
+    mokctl_json_number(object, "index", d->index);
     cJSON_AddStringToObject(object, "name", d->name);
     cJSON_AddStringToObject(object, "kind", mok_device_kind_text(d->kind));
-    add_number(object, "units", d->threads);
+    mokctl_json_number(object, "units", d->threads);
     cJSON_AddStringToObject(object, "state", mokctl_device_state(d->state));
-    add_number(object, "memory_bytes", d->memory_bytes);
-    add_number(object, "memory_used", d->memory_used);
-    add_number(object, "sessions", d->sessions);
-    add_number(object, "ops_done", d->ops_done);
-    add_number(object, "device_ns", d->device_ns);
-    add_number(object, "restarts", d->restarts);
-    add_number(object, "worker_pid", d->worker_pid);
+    mokctl_json_number(object, "memory_bytes", d->memory_bytes);
+    mokctl_json_number(object, "memory_used", d->memory_used);
+    mokctl_json_number(object, "sessions", d->sessions);
+    mokctl_json_number(object, "ops_done", d->ops_done);
+    mokctl_json_number(object, "device_ns", d->device_ns);
+    mokctl_json_number(object, "restarts", d->restarts);
+    mokctl_json_number(object, "worker_pid", d->worker_pid);
     cJSON_AddBoolToObject(object, "draining", d->draining);
-    add_number(object, "groups", d->groups);
-    add_number(object, "exclusive_group", d->exclusive_group);
+    mokctl_json_number(object, "groups", d->groups);
+    mokctl_json_number(object, "exclusive_group", d->exclusive_group);
     return object;
 }
 
@@ -65,21 +57,21 @@ static cJSON *job_json(const Mok__JobInfo *j)
 {
     cJSON *object = cJSON_CreateObject();
 
-    add_number(object, "session", j->session);
+    mokctl_json_number(object, "session", j->session);
     cJSON_AddStringToObject(object, "job", j->job);
     cJSON_AddStringToObject(object, "user", j->user);
-    add_number(object, "uid", j->uid);
-    add_number(object, "pid", j->pid);
-    add_number(object, "bytes", j->bytes);
-    add_number(object, "queues", j->queues);
-    add_number(object, "groups", j->groups);
-    add_number(object, "layers", j->layers);
-    add_number(object, "buffers", j->buffers);
-    add_number(object, "ops_done", j->ops_done);
-    add_number(object, "device_ns", j->device_ns);
-    add_number(object, "rows", j->rows);
-    add_number(object, "weight", j->weight);
-    add_number(object, "age_ms", j->age_ms);
+    mokctl_json_number(object, "uid", j->uid);
+    mokctl_json_number(object, "pid", j->pid);
+    mokctl_json_number(object, "bytes", j->bytes);
+    mokctl_json_number(object, "queues", j->queues);
+    mokctl_json_number(object, "groups", j->groups);
+    mokctl_json_number(object, "layers", j->layers);
+    mokctl_json_number(object, "buffers", j->buffers);
+    mokctl_json_number(object, "ops_done", j->ops_done);
+    mokctl_json_number(object, "device_ns", j->device_ns);
+    mokctl_json_number(object, "rows", j->rows);
+    mokctl_json_number(object, "weight", j->weight);
+    mokctl_json_number(object, "age_ms", j->age_ms);
     return object;
 }
 
@@ -87,13 +79,13 @@ static cJSON *group_json(const Mok__GroupInfo *g)
 {
     cJSON *object = cJSON_CreateObject();
 
-    add_number(object, "group", g->group);
+    mokctl_json_number(object, "group", g->group);
     cJSON_AddStringToObject(object, "name", g->name);
-    add_number(object, "uid", g->uid);
-    add_number(object, "size", g->size);
-    add_number(object, "joined", g->joined);
+    mokctl_json_number(object, "uid", g->uid);
+    mokctl_json_number(object, "size", g->size);
+    mokctl_json_number(object, "joined", g->joined);
     cJSON_AddStringToObject(object, "state", g->state);
-    add_number(object, "layers", g->layers);
+    mokctl_json_number(object, "layers", g->layers);
     cJSON_AddItemToObject(object, "session", numbers64(g->session, g->n_session));
     cJSON_AddItemToObject(object, "device", numbers32(g->device, g->n_device));
     if (g->n_node)
@@ -107,10 +99,10 @@ static cJSON *memory_json(const Mok__LayerMemory *m)
 {
     cJSON *object = cJSON_CreateObject();
 
-    add_number(object, "symmetric_bytes", m->symmetric_bytes);
-    add_number(object, "private_bytes", m->private_bytes);
-    add_number(object, "context_full_bytes", m->context_full_bytes);
-    add_number(object, "context_recompute_bytes", m->context_recompute_bytes);
+    mokctl_json_number(object, "symmetric_bytes", m->symmetric_bytes);
+    mokctl_json_number(object, "private_bytes", m->private_bytes);
+    mokctl_json_number(object, "context_full_bytes", m->context_full_bytes);
+    mokctl_json_number(object, "context_recompute_bytes", m->context_recompute_bytes);
     return object;
 }
 
@@ -118,17 +110,17 @@ static cJSON *spec_json(const Mok__LayerSpec *s)
 {
     cJSON *object = cJSON_CreateObject();
 
-    add_number(object, "hidden", s->hidden);
-    add_number(object, "intermediate", s->intermediate);
-    add_number(object, "experts", s->experts);
-    add_number(object, "topk", s->topk);
-    add_number(object, "max_tokens", s->max_tokens);
+    mokctl_json_number(object, "hidden", s->hidden);
+    mokctl_json_number(object, "intermediate", s->intermediate);
+    mokctl_json_number(object, "experts", s->experts);
+    mokctl_json_number(object, "topk", s->topk);
+    mokctl_json_number(object, "max_tokens", s->max_tokens);
     cJSON_AddStringToObject(object, "precision", mok_precision_text(s->precision));
-    add_number(object, "shared_intermediate", s->shared_intermediate);
+    mokctl_json_number(object, "shared_intermediate", s->shared_intermediate);
     cJSON_AddNumberToObject(object, "clamp", (double)s->clamp);
-    add_number(object, "ring_bytes", s->ring_bytes);
-    add_number(object, "minibatch_rows", s->minibatch_rows);
-    add_number(object, "comm_units", s->comm_units);
+    mokctl_json_number(object, "ring_bytes", s->ring_bytes);
+    mokctl_json_number(object, "minibatch_rows", s->minibatch_rows);
+    mokctl_json_number(object, "comm_units", s->comm_units);
     return object;
 }
 
@@ -136,18 +128,18 @@ static cJSON *layer_json(const Mok__LayerInfo *l)
 {
     cJSON *object = cJSON_CreateObject();
 
-    add_number(object, "layer", l->layer);
-    add_number(object, "group", l->group);
+    mokctl_json_number(object, "layer", l->layer);
+    mokctl_json_number(object, "group", l->group);
     cJSON_AddStringToObject(object, "group_name", l->group_name);
-    add_number(object, "rank", l->rank);
-    add_number(object, "device", l->device);
-    add_number(object, "session", l->session);
-    add_number(object, "uid", l->uid);
+    mokctl_json_number(object, "rank", l->rank);
+    mokctl_json_number(object, "device", l->device);
+    mokctl_json_number(object, "session", l->session);
+    mokctl_json_number(object, "uid", l->uid);
     if (l->spec)
         cJSON_AddItemToObject(object, "spec", spec_json(l->spec));
     if (l->memory)
         cJSON_AddItemToObject(object, "memory", memory_json(l->memory));
-    add_number(object, "bytes", l->bytes);
+    mokctl_json_number(object, "bytes", l->bytes);
     return object;
 }
 
@@ -183,27 +175,16 @@ static void add_layers(cJSON *root, const Mok__StatusReply *status)
         cJSON_AddItemToArray(array, layer_json(status->layer[i]));
 }
 
-static int print(cJSON *root)
-{
-    char *text = root ? cJSON_Print(root) : NULL;
-
-    if (text)
-        puts(text);
-    cJSON_free(text);
-    cJSON_Delete(root);
-    return text ? 0 : -1;
-}
-
 cJSON *mokctl_status_json(enum mokctl_part part, const Mok__StatusReply *status)
 {
     cJSON *root = cJSON_CreateObject();
 
     if (part == MOKCTL_STATUS) {
         cJSON_AddStringToObject(root, "version", status->version);
-        add_number(root, "pid", status->pid);
-        add_number(root, "uptime_ms", status->uptime_ms);
-        add_number(root, "ops_done", status->ops_done);
-        add_number(root, "errors", status->errors);
+        mokctl_json_number(root, "pid", status->pid);
+        mokctl_json_number(root, "uptime_ms", status->uptime_ms);
+        mokctl_json_number(root, "ops_done", status->ops_done);
+        mokctl_json_number(root, "errors", status->errors);
     }
     if (part == MOKCTL_STATUS || part == MOKCTL_DEVICES)
         add_devices(root, status);
@@ -213,13 +194,13 @@ cJSON *mokctl_status_json(enum mokctl_part part, const Mok__StatusReply *status)
         add_groups(root, status);
     if (part == MOKCTL_STATUS || part == MOKCTL_LAYERS)
         add_layers(root, status);
-    add_number(root, "omitted", status->omitted);
+    mokctl_json_number(root, "omitted", status->omitted);
     return root;
 }
 
 int mokctl_print_json(enum mokctl_part part, const Mok__StatusReply *status)
 {
-    return print(mokctl_status_json(part, status));
+    return mokctl_json_print(mokctl_status_json(part, status));
 }
 
 /* ------------------------------------------------------------------ plans */
@@ -283,7 +264,7 @@ int mokctl_print_plan_json(const char *plan, const Mok__LayerMemory *memory)
     }
     if (memory)
         cJSON_AddItemToObject(root, "memory", memory_json(memory));
-    return print(root);
+    return mokctl_json_print(root);
 }
 
 int mokctl_print_version_json(const char *client, const char *daemon, unsigned protocol)
@@ -292,6 +273,6 @@ int mokctl_print_version_json(const char *client, const char *daemon, unsigned p
 
     cJSON_AddStringToObject(root, "mokctl", client);
     cJSON_AddStringToObject(root, "mokd", daemon);
-    add_number(root, "protocol", protocol);
-    return print(root);
+    mokctl_json_number(root, "protocol", protocol);
+    return mokctl_json_print(root);
 }

@@ -38,7 +38,7 @@ struct mokctl_arguments {
 int mokctl_parse(int argc, char **argv, struct mokctl_arguments *ret);
 extern const char mokctl_usage[];
 
-/* Print to stdout. 0; -1: no memory. */
+/* Print to stdout. 0; negative: no memory. */
 int mokctl_print_table(enum mokctl_part part, const Mok__StatusReply *status);
 int mokctl_print_json(enum mokctl_part part, const Mok__StatusReply *status);
 struct cJSON *mokctl_status_json(enum mokctl_part part, const Mok__StatusReply *status);
