@@ -682,36 +682,7 @@ struct backward_consumer : consumer_base {
 __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREADS, 1)
     backward_kernel(const __grid_constant__ mok_cuda_backward_args p)
 {
-    const block_view b = { smem_address(dynamic_shared()), cluster_rank() };
-    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-
-    if (threadIdx.x == 0)
-        init_barriers(b);
-    cluster_sync();
-    wait_for_previous_kernel();
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        p.common.report->schedule_to_ns = timer_ns();
-
-    if (warp >= MOK_CONSUMER_WARPS) {
-        registers_lower<MOK_PRODUCER_REGISTERS>();
-        uint32_t role = warp - MOK_CONSUMER_WARPS;
-        if (role == 0) {
-            load(p, b, lane);
-        } else if (role == 1) {
-            if (b.rank == 0 && lane == 0)
-                schedule(p.common, b);
-        } else {
-            gather(p, b, (role - 2) * 32 + lane, lane);
-        }
-    } else {
-        registers_raise<MOK_CONSUMER_REGISTERS>();
-        backward_consumer c = {
-            { p.common, b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), {} }, p
-        };
-        c.run();
-    }
-    __syncwarp();
-    cluster_sync(); /* the other block may still write to this one's barriers */
+    run_block<backward_consumer>(p);
 }
 
 } // namespace

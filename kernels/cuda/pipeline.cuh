@@ -222,6 +222,42 @@ __device__ void init_barriers(const block_view &b)
     mbar_init_fence();
 }
 
+/*
+ * A kernel's body: barriers, then every warp its role. The kernel brings its own load and gather, told apart by their
+ * arguments, and its Consumer.
+ */
+template <class Consumer, class Arguments> __device__ __forceinline__ void run_block(const Arguments &p)
+{
+    const block_view b = { smem_address(dynamic_shared()), cluster_rank() };
+    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+
+    if (threadIdx.x == 0)
+        init_barriers(b);
+    cluster_sync();
+    wait_for_previous_kernel();
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        p.common.report->schedule_to_ns = timer_ns();
+
+    if (warp >= MOK_CONSUMER_WARPS) {
+        registers_lower<MOK_PRODUCER_REGISTERS>();
+        uint32_t role = warp - MOK_CONSUMER_WARPS;
+        if (role == 0) {
+            load(p, b, lane);
+        } else if (role == 1) {
+            if (b.rank == 0 && lane == 0)
+                schedule(p.common, b);
+        } else {
+            gather(p, b, (role - 2) * 32 + lane, lane);
+        }
+    } else {
+        registers_raise<MOK_CONSUMER_REGISTERS>();
+        Consumer c = { { p.common, b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), {} }, p };
+        c.run();
+    }
+    __syncwarp();
+    cluster_sync(); /* the other block may still write to this one's barriers */
+}
+
 } // namespace
 } // namespace mok
 #endif
