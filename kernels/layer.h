@@ -70,6 +70,7 @@ struct mok_plan {
     uint64_t sym_topk_weight;  /* F32  [max_tokens][K] */
     uint64_t sym_slots;        /* BF16 [max_tokens][K][H]: y forward, d_x backward; one writer a slot */
     uint64_t sym_weight_slots; /* F32  [max_tokens][K]: d_topk_weight */
+    uint64_t sym_engine;       /* what else the engine shares with its peers */
     uint64_t symmetric_bytes;
 
     /* private workspace of the rank; its inner map is the engine's */

@@ -199,6 +199,7 @@ static void count_bytes(struct mok_plan *plan, const struct mok_plan_backend *ba
     plan->sym_topk_weight = place(&at, slots * sizeof(float));
     plan->sym_weight_slots = place(&at, slots * sizeof(float));
     plan->sym_slots = place(&at, slots * spec->hidden * 2);
+    plan->sym_engine = place(&at, backend->symmetric_bytes ? backend->symmetric_bytes(plan) : 0);
     plan->symmetric_bytes = mok_round_up(at, BUFFER_ALIGN);
 
     at = 0;

@@ -35,6 +35,8 @@ struct mok_plan_backend {
     uint64_t (*context_ring_bytes)(const struct mok_plan *plan);
     /* bytes of the private workspace; needs everything else */
     uint64_t (*private_bytes)(const struct mok_plan *plan);
+    /* bytes of the engine's own part of the symmetric workspace; NULL: none */
+    uint64_t (*symmetric_bytes)(const struct mok_plan *plan);
 };
 
 extern const struct mok_plan_backend mok_host_plan_backend;

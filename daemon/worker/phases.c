@@ -82,6 +82,13 @@ static bool resolve(struct dispatcher *d, struct worker_layer *layer, uint32_t r
     return true;
 }
 
+/* PREPARE sees this rank's own tokens, which were checked when the operation was taken. */
+static void fill_own(struct worker_layer *layer, const struct worker_op *op)
+{
+    layer->peer[layer->view.rank] =
+        (struct mok_peer){ .x = op->region[MOK_REGION_X].address, .tokens = op->tokens };
+}
+
 static bool resolve_peers(struct dispatcher *d, struct worker_layer *layer, struct mok_op_result *ret_result)
 {
     bool backward = layer->args.kind == MOK_KIND_BACKWARD;
@@ -186,6 +193,8 @@ bool phases_start(struct dispatcher *d)
         phase_done(d, layer, &result);
         return true;
     }
+    if (phase == MOK_PHASE_PREPARE)
+        fill_own(layer, layer->first);
     trace_phase_next(d, layer);
     int r = d->ops->start(layer->engine_layer, &layer->args, phase);
     if (r < 0) {

@@ -20,6 +20,11 @@
 #define MOK_CONSUMER_REGISTERS 216
 #define MOK_PRODUCER_REGISTERS 72
 
+/* of an MXFP8 kernel: 128 sums, and 64 that wait for their scales */
+#define MOK_MX_CONSUMER_REGISTERS 240
+#define MOK_MX_PRODUCER_REGISTERS 24
+#define MOK_MX_TILE_K 128u /* E4M3 values of a 128-byte swizzle span */
+
 #define MOK_A_BYTES (MOK_TILE_M * MOK_TILE_K * 2u)
 #define MOK_B_BYTES (MOK_TILE_N * MOK_TILE_K * 2u)
 #define MOK_STAGE_ROW_BYTES 272u /* 128 columns and 16 bytes, so that eight rows fall on different banks */

@@ -190,7 +190,12 @@ struct consumer_base {
     /* Copies this warp's share of the unit's remote rows, which `table` names, into a ring. */
     __device__ void pull_rows(const task &t, const uint64_t *table, void *ring)
     {
-        const uint32_t vectors = all.hidden / 8;
+        pull_rows(t, table, ring, all.hidden / 8);
+    }
+
+    /* The same for rows of so many times 16 bytes. */
+    __device__ void pull_rows(const task &t, const uint64_t *table, void *ring, const uint32_t vectors)
+    {
         uint32_t first = b.rank * MOK_TILE_M, rows = t.rows > first ? min(t.rows - first, MOK_TILE_M) : 0;
         for (uint32_t r = warp; r < rows; r += MOK_CONSUMER_WARPS) {
             uint64_t at = __ldg(table + static_cast<uint64_t>(t.row64) * 64 + first + r);

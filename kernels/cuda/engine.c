@@ -106,6 +106,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
     if (r == 0)
+        r = check((cudaError_t)mok_cuda_mx_setup(), "readying the kernels of MXFP8", message);
+    if (r == 0)
         e->bad_id = e->abort_word + 32;
     return r;
 }
@@ -160,6 +162,7 @@ static void fill_schedule(struct mok_engine_layer *l)
         .rank = spec->rank,
         .topk = spec->topk,
         .hidden = spec->hidden,
+        .x_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan),
         .local_experts = l->plan.local_experts,
         .first_expert = spec->rank * l->plan.local_experts,
         .gate_up_tiles = l->layout.gate_up_tiles,
@@ -244,9 +247,10 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     if (plan->device.kind != MOK_DEVICE_CUDA)
         return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
                     MOK_DEVICE_CUDA);
-    if (plan->spec.precision != MOK_BF16)
-        return fail(message, -MOK_ENOTSUP, "precision = %u: the CUDA engine runs BF16 (%u)", plan->spec.precision,
-                    MOK_BF16);
+    if (plan->spec.precision == MOK_MXFP8_PER32)
+        return fail(message, -MOK_ENOTSUP,
+                    "precision = %u (mxfp8 per32): the CUDA engine runs bf16 (%u) and mxfp8 per128 (%u)",
+                    plan->spec.precision, MOK_BF16, MOK_MXFP8_PER128);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */
@@ -271,6 +275,7 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     fill_schedule(l);
     fill_main(l);
     mok_cuda_backward_fill(l);
+    mok_cuda_mx_fill(l);
     *ret = l;
     return 0;
 }
@@ -309,8 +314,11 @@ static int make_maps(struct mok_engine_layer *l, const struct mok_expert_params 
     if (l->maps_made && memcmp(&l->mapped, p, sizeof(*p)) == 0)
         return 0;
     l->maps_made = false;
-    r = make_set_maps(&l->engine->driver, &l->main.set[0], p->gate, p->up, p->down, spec->hidden, l->plan.local_experts,
-                      l->plan.ring_rows);
+    if (mok_cuda_is_mx(l))
+        r = mok_cuda_mx_make_maps(l, p);
+    else
+        r = make_set_maps(&l->engine->driver, &l->main.set[0], p->gate, p->up, p->down, spec->hidden,
+                          l->plan.local_experts, l->plan.ring_rows);
     if (r == 0 && spec->shared_intermediate)
         r = make_set_maps(&l->engine->driver, &l->main.set[1], p->shared_gate, p->shared_up, p->shared_down,
                           spec->hidden, 1, l->layout.shared_rows);
@@ -374,13 +382,16 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     s->backward = backward;
     s->kept = backward && args->context_mode == MOK_CONTEXT_FULL;
     s->overwrite = (args->flags & MOK_OPF_OVERWRITE_WGRAD) != 0;
-    if (mok_cuda_launch_schedule(s, stream) != 0)
+    const bool mx = mok_cuda_is_mx(l);
+    if (mx ? mok_cuda_mx_schedule(l, args, stream) < 0 : mok_cuda_launch_schedule(s, stream) != 0)
         return -MOK_EDEVICE;
     if (backward)
         return mok_cuda_backward_launch(l, args, stream);
     keep_ring(l, args);
     if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
         return -MOK_EDEVICE;
+    if (mx)
+        return mok_cuda_mx_launch(l, args, stream);
     l->main.common.chaos_seed++;
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -400,7 +411,9 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
     };
     if (args->kind == MOK_KIND_BACKWARD)
         mok_cuda_backward_prepare(l, args, &a);
-    return mok_cuda_launch_prepare(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+    if (mok_cuda_launch_prepare(&a, stream) != 0)
+        return -MOK_EDEVICE;
+    return mok_cuda_is_mx(l) ? mok_cuda_mx_quantize(l, args, stream) : 0;
 }
 
 static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
@@ -437,6 +450,12 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
         mok_args_refuse(ret, -MOK_EARG, MOK_ARG_RANKS, layer->plan.spec.ep);
     else if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE)
         mok_args_check(&layer->plan, args, ret);
+    if (ret->status == 0 && mok_cuda_is_mx(layer)) {
+        if (args->kind == MOK_KIND_BACKWARD) /* of MXFP8 is not built here */
+            mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
+        else if (phase == MOK_PHASE_PREPARE && args->tokens && (!args->peer || !args->peer[layer->plan.spec.rank].x))
+            mok_args_refuse(ret, -MOK_EARG, MOK_ARG_X, layer->plan.spec.rank);
+    }
     if (ret->status == 0 && (phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE))
         mok_args_check_peers(&layer->plan, args, ret);
 }

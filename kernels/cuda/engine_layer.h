@@ -48,6 +48,7 @@ struct mok_engine_layer {
     bool maps_made, backward_maps_made;
     struct mok_cuda_main_args main;
     struct mok_cuda_backward_args backward;
+    struct mok_cuda_mx_args mx;
     struct mok_cuda_schedule_args schedule;
 };
 
@@ -65,5 +66,13 @@ void mok_cuda_backward_prepare(const struct mok_engine_layer *l, const struct mo
                                struct mok_cuda_prepare_args *ret);
 int mok_cuda_backward_check_context(const struct mok_engine_layer *l, struct mok_op_result *ret);
 int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+
+/* engine_mx.c; `fill` once a layer, behind forward's arguments; the others in the place of the BF16 forward's */
+bool mok_cuda_is_mx(const struct mok_engine_layer *l);
+void mok_cuda_mx_fill(struct mok_engine_layer *l);
+int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p);
+int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
 
 #endif

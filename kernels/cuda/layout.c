@@ -8,6 +8,7 @@
 #include "../hd.h"
 #include "../plan_backend.h"
 #include "../schedule.h"
+#include "mx.h"
 
 #define PART_ALIGN 1024u
 
@@ -17,6 +18,29 @@ static uint64_t place(uint64_t *at, uint64_t bytes)
 
     *at = mok_round_up(offset + bytes, PART_ALIGN);
     return offset;
+}
+
+static bool is_mx(const struct mok_plan *plan)
+{
+    return plan->spec.precision != MOK_BF16;
+}
+
+uint64_t mok_cuda_x_row_bytes(const struct mok_plan *plan)
+{
+    const uint64_t hidden = plan->spec.hidden;
+
+    return is_mx(plan) ? mok_round_up(hidden + mok_mx_scales(hidden), 128) : 2 * hidden;
+}
+
+/* h: codes, and the scales of whole tiles. */
+static uint64_t h_bytes(const struct mok_plan *plan)
+{
+    return plan->spec.intermediate * (is_mx(plan) ? 1ull : 2ull);
+}
+
+static uint64_t h_scale_bytes(const struct mok_plan *plan)
+{
+    return is_mx(plan) ? 4 * mok_div_up(plan->spec.intermediate, MOK_TILE_N / 2) : 0;
 }
 
 static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
@@ -88,12 +112,14 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
     l.pull_done = place(&at, l.counters * sizeof(uint32_t));
     l.row_src = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
     l.row_dst = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
-    l.h = place(&at, plan->ring_rows * spec->intermediate * 2);
+    l.h = place(&at, plan->ring_rows * h_bytes(plan));
+    l.h_scale = place(&at, plan->ring_rows * h_scale_bytes(plan));
     if (spec->ep > 1)
-        l.x = place(&at, plan->ring_rows * spec->hidden * 2);
+        l.x = place(&at, plan->ring_rows * mok_cuda_x_row_bytes(plan));
     l.shared_h = place(&at, l.shared_rows * spec->shared_intermediate * 2);
     l.shared_y = place(&at, spec->shared_intermediate ? (uint64_t)spec->max_tokens * spec->hidden * 2 : 0);
-    place_backward(plan, &at, &l);
+    if (!is_mx(plan))
+        place_backward(plan, &at, &l);
     l.bytes = at;
     *ret = l;
 }
@@ -104,7 +130,7 @@ void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret)
     uint64_t at = 0;
 
     if (plan->spec.ep > 1)
-        kept.x = place(&at, plan->ring_rows * plan->spec.hidden * 2);
+        kept.x = place(&at, plan->ring_rows * mok_cuda_x_row_bytes(plan));
     kept.a = place(&at, plan->ring_rows * plan->spec.intermediate * 2);
     kept.b = place(&at, plan->ring_rows * plan->spec.intermediate * 2);
     kept.bytes = at;
@@ -130,6 +156,8 @@ static uint32_t compute_units(const struct mok_plan *plan, uint32_t comm)
 
 static uint64_t ring_row_bytes(const struct mok_plan *plan)
 {
+    if (is_mx(plan))
+        return h_bytes(plan) + h_scale_bytes(plan) + (plan->spec.ep > 1 ? mok_cuda_x_row_bytes(plan) : 0);
     /* h, a, b, d_a, d_b; x and rows of d_out of other ranks; parts of d_topk_weight */
     return 2 * (5 * (uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? 2 * (uint64_t)plan->spec.hidden : 0)) +
            sizeof(float) * mok_div_up(plan->spec.intermediate, MOK_TILE_N);
@@ -167,6 +195,12 @@ static uint64_t private_bytes(const struct mok_plan *plan)
     return layout.bytes;
 }
 
+/* x, quantised by its own rank. */
+static uint64_t symmetric_bytes(const struct mok_plan *plan)
+{
+    return is_mx(plan) ? plan->spec.max_tokens * mok_cuda_x_row_bytes(plan) : 0;
+}
+
 const struct mok_plan_backend mok_cuda_plan_backend = {
     .tile_rows = { MOK_SEGMENT_ALIGN, "rows that one warpgroup multiplies" },
     .comm_units = comm_units,
@@ -177,4 +211,5 @@ const struct mok_plan_backend mok_cuda_plan_backend = {
     .minibatch_rows = minibatch_rows,
     .context_ring_bytes = context_ring_bytes,
     .private_bytes = private_bytes,
+    .symmetric_bytes = symmetric_bytes,
 };

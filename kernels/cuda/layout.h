@@ -141,7 +141,8 @@ struct mok_cuda_layout {
     uint64_t head, segments, chunks, macrobatches, tasks;
     uint64_t hidden_done, pull_done; /* u32 a 64-row block of padded rows, the shared expert's last */
     uint64_t row_src, row_dst;       /* u64 a padded row */
-    uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1) */
+    uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1); MXFP8: codes, rows of x */
+    uint64_t h_scale;                /* MXFP8: E8M0 [ring_rows][4 a gate/up tile] */
     uint64_t shared_h, shared_y;
     /* backward; h is weighted there, x and g are d_out's counterparts */
     uint64_t runs;
@@ -163,9 +164,11 @@ struct mok_cuda_layout {
     uint32_t hidden_tiles, shared_hidden_tiles; /* of 256 intermediate columns */
 };
 
+/* Bytes of a row of x as experts read it: BF16, or E4M3 codes with their scales behind them. */
+uint64_t mok_cuda_x_row_bytes(const struct mok_plan *plan);
 void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret);
 
-/* The ring as a full context keeps it, in bytes from ctx_ring: BF16 x [ring_rows][H] of remote rows (ep > 1), a, b
+/* The ring as a full context keeps it, in bytes from ctx_ring: remote rows of x [ring_rows] (ep > 1), BF16 a, b
  * [ring_rows][I]. */
 struct mok_cuda_kept {
     uint64_t x, a, b;
@@ -176,6 +179,7 @@ void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret);
 /* Arguments of the schedule's kernels. */
 struct mok_cuda_schedule_args {
     uint32_t ep, rank, topk, hidden;
+    uint32_t x_row_bytes;
     uint32_t local_experts, first_expert;
     uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
     uint32_t units_per_chunk;
@@ -241,6 +245,26 @@ struct mok_cuda_main_args {
     struct mok_cuda_set set[2];
     struct mok_cuda_common common;
     void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
+};
+
+/* The forward megakernel of an MXFP8 layer. Weights and h are E4M3: the maps' elements are pairs of codes. */
+struct mok_cuda_mx_args {
+    CUtensorMap gate, up, down, h_map;
+    struct mok_cuda_common common; /* k_blocks: of x, 128 values each */
+    const uint8_t *gate_scale, *up_scale, *down_scale; /* E8M0 [E_l][I][H / 32], [E_l][H][I / 32], rounded up */
+    uint8_t *h, *h_scale;
+    void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
+    uint32_t inter, tiles, h_blocks;
+    uint32_t x_row_bytes, h_scale_bytes; /* of a row */
+    uint32_t per32;
+};
+
+/* x of this rank, quantised for everybody. */
+struct mok_cuda_quantize_args {
+    const void *x; /* BF16 [tokens][H] */
+    uint8_t *to;
+    uint32_t row_bytes, tokens, hidden;
+    uint32_t per32;
 };
 
 /* One expert set of the backward megakernel. Every map's boxes are 64 rows of 128 bytes. */
@@ -309,6 +333,9 @@ int mok_cuda_launch_prepare(const struct mok_cuda_prepare_args *args, void *stre
 int mok_cuda_launch_save(const struct mok_cuda_save_args *args, void *stream);
 int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *stream);
 int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
+int mok_cuda_launch_quantize(const struct mok_cuda_quantize_args *args, void *stream);
+int mok_cuda_launch_mx_main(const struct mok_cuda_mx_args *args, uint32_t blocks, void *stream);
+int mok_cuda_mx_setup(void);
 int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
 int mok_cuda_schedule_setup(void);

@@ -30,23 +30,7 @@ struct forward_loader : loader_base {
     __device__ void down(const task &t)
     {
         const mok_cuda_set &s = p.set[t.shared];
-        const int32_t y = b.column(t, all.down_tiles) * MOK_TILE_N, e = t.expert;
-        const int32_t row = t.ring64 * 64 + b.row_first(t);
-        for (uint32_t k = 0; k < s.k_blocks; k++, pipe.n++) {
-            request(s.k_blocks - k, s.k_blocks);
-            uint32_t stage = pipe.stage(), full = b.full(stage), dst = b.smem + b_offset + stage * MOK_B_BYTES;
-            int32_t x = k * MOK_TILE_K;
-            mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
-            mbar_expect(full, MOK_A_BYTES + MOK_B_BYTES);
-            if (t.single) {
-                tma_load_3d(dst, &s.down, full, x, y, e);
-                tma_load_3d(dst + MOK_B_BYTES / 2, &s.down, full, x, y + MOK_TILE_N / 2, e);
-            } else {
-                tma_load_3d_multicast(dst + b.rank * (MOK_B_BYTES / 2), &s.down, full, x, y + b.rank * (MOK_TILE_N / 2),
-                                      e, 3);
-            }
-            tma_load_2d(b.smem + a_offset + stage * MOK_A_BYTES, &s.h_map, full, x, row);
-        }
+        down_tile(t, s.down, s.h_map, s.k_blocks);
     }
 };
 

@@ -226,7 +226,9 @@ __device__ void init_barriers(const block_view &b)
  * A kernel's body: barriers, then every warp its role. The kernel brings its own load and gather, told apart by their
  * arguments, and its Consumer.
  */
-template <class Consumer, class Arguments> __device__ __forceinline__ void run_block(const Arguments &p)
+template <class Consumer, int ConsumerRegisters = MOK_CONSUMER_REGISTERS, int ProducerRegisters = MOK_PRODUCER_REGISTERS,
+          class Arguments>
+__device__ __forceinline__ void run_block(const Arguments &p)
 {
     const block_view b = { smem_address(dynamic_shared()), cluster_rank() };
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -239,7 +241,7 @@ template <class Consumer, class Arguments> __device__ __forceinline__ void run_b
         p.common.report->schedule_to_ns = timer_ns();
 
     if (warp >= MOK_CONSUMER_WARPS) {
-        registers_lower<MOK_PRODUCER_REGISTERS>();
+        registers_lower<ProducerRegisters>();
         uint32_t role = warp - MOK_CONSUMER_WARPS;
         if (role == 0) {
             load(p, b, lane);
@@ -250,7 +252,7 @@ template <class Consumer, class Arguments> __device__ __forceinline__ void run_b
             gather(p, b, (role - 2) * 32 + lane, lane);
         }
     } else {
-        registers_raise<MOK_CONSUMER_REGISTERS>();
+        registers_raise<ConsumerRegisters>();
         Consumer c = { { p.common, b, warp / 4, warp, lane, cluster_address(b.empty(0), lane % MOK_CLUSTER), {} }, p };
         c.run();
     }

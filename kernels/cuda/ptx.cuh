@@ -189,6 +189,18 @@ __device__ __forceinline__ uint32_t load_shared_4(uint32_t address)
     return v;
 }
 
+__device__ __forceinline__ uint2 load_shared_8(uint32_t address)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ void store_shared_2(uint32_t address, uint32_t v)
+{
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<uint16_t>(v)) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_4(uint32_t address, uint32_t v)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
@@ -272,6 +284,12 @@ __device__ __forceinline__ void settle(float &sum)
     asm volatile("" : "+f"(sum)::"memory");
 }
 
+/* What is worked out from v above this line is worked out again below it, rather than kept. */
+__device__ __forceinline__ void forget(uint4 &v)
+{
+    asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory");
+}
+
 /* 2^x to about two units in the last place; denormals are zero. */
 __device__ __forceinline__ float exp2_approximate(float x)
 {
@@ -301,6 +319,14 @@ __device__ __forceinline__ uint32_t pack_bf16_anew(float lo, float hi)
 {
     uint32_t r;
     asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+}
+
+/* Two E4M3 codes, lo in the low byte; to nearest even, saturated. NaN gives a NaN of any sign, Inf the largest number. */
+__device__ __forceinline__ uint32_t pack_e4m3(float lo, float hi)
+{
+    uint16_t r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
     return r;
 }
 

@@ -643,7 +643,7 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
         if (e < 0)
             continue;
         uint64_t row = (uint64_t)s.row64[e] * 64 + place, slot = f - a.slot_first[rank];
-        a.row_src[row] = (reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.hidden * 2) | (rank != a.rank);
+        a.row_src[row] = (reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.x_row_bytes) | (rank != a.rank);
         a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
         if (a.backward) {
             const uint64_t slots = reinterpret_cast<uint64_t>(a.ids[rank]) + slot * 4; /* all of four bytes a slot */

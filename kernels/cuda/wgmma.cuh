@@ -76,9 +76,40 @@ __device__ __forceinline__ void wgmma_m64n256k16_first(float (&d)[128], uint64_t
                  : "l"(a), "l"(b), "n"(TransposedA ? 1 : 0), "n"(TransposedB ? 1 : 0));
 }
 
+/* D[64][128] (+)= A[64][32] B[128][32]^T of E4M3, both K-major, FP32 sums of some 14 bits; d as above, n8 = 0..15. */
+#define MOK_SUMS_64(c) MOK_SUMS_32(c, 0), MOK_SUMS_32(c, 32)
+#define MOK_SUMS_64_PTX \
+    "%0, %1, %2, %3, %4, %5, %6, %7, " \
+    "%8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, " \
+    "%24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, " \
+    "%40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, " \
+    "%56, %57, %58, %59, %60, %61, %62, %63"
+
+__device__ __forceinline__ void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n"
+                 " wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MOK_SUMS_64_PTX "}, %64, %65, p, 1, 1;\n}"
+                 : MOK_SUMS_64("+f")
+                 : "l"(a), "l"(b));
+}
+
+/* The first product of a sum. */
+__device__ __forceinline__ void wgmma_m64n128k32_e4m3_first(float (&d)[64], uint64_t a, uint64_t b)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 0, 0;\n"
+                 " wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MOK_SUMS_64_PTX "}, %64, %65, p, 1, 1;\n}"
+                 : MOK_SUMS_64("=f")
+                 : "l"(a), "l"(b));
+}
+
 #undef MOK_SUMS_8
 #undef MOK_SUMS_32
+#undef MOK_SUMS_64
 #undef MOK_SUMS
+#undef MOK_SUMS_64_PTX
 #undef MOK_SUMS_PTX
 
 } // namespace mok

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* See device.h. */
 #include "device.h"
+#include "mx/mx.h"
 #include "plain_bf16.h"
 #include "plan_backend.h"
 
@@ -66,7 +67,7 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
         .ep = options->ranks,
         .rank = r,
         .max_tokens = max_tokens,
-        .precision = MOK_BF16,
+        .precision = options->precision ? options->precision : MOK_BF16,
         .shared_intermediate = p->shared_intermediate,
         .clamp = p->clamp,
         .minibatch_rows = options->minibatch_rows,
@@ -77,15 +78,43 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
         fail_msg("plan of rank %u: %s", r, message.text);
 }
 
-static void open_params(struct device_group *g, const struct problem *p, uint32_t r)
+/* Experts' weights as MX tensors. */
+static void open_quantised(struct device_group *g, const uint16_t *from, uint64_t matrices, uint64_t rows, uint64_t columns,
+                           uint32_t tile_rows, uint32_t r, unsigned i)
+{
+    uint64_t scales = mok_mx_scales(columns);
+    uint8_t *code = malloc(matrices * rows * columns), *scale = malloc(matrices * rows * scales);
+
+    assert_non_null(code);
+    assert_non_null(scale);
+    for (uint64_t m = 0; m < matrices; m++)
+        assert_int_equal(mok_mx_quantize(from + m * rows * columns, rows, columns, 128, tile_rows,
+                                         code + m * rows * columns, scale + m * rows * scales),
+                         0);
+    g->params[r][i] = take(g->engine[r], code, matrices * rows * columns);
+    g->scales[r][i] = take(g->engine[r], scale, matrices * rows * scales);
+    free(code);
+    free(scale);
+}
+
+static void open_params(struct device_group *g, const struct problem *p, const struct device_options *options, uint32_t r)
 {
     uint64_t experts = problem_expert_elements(p) * (p->experts / g->ranks), skip = experts * r;
     uint64_t shared = (uint64_t)p->shared_intermediate * p->hidden * 2;
     struct device_memory *m = g->params[r];
 
-    m[0] = take(g->engine[r], p->gate + skip, experts * 2);
-    m[1] = take(g->engine[r], p->up + skip, experts * 2);
-    m[2] = take(g->engine[r], p->down + skip, experts * 2);
+    if (options->precision) {
+        uint64_t matrices = p->experts / g->ranks;
+        uint32_t tile = options->tiles ? 128 : 1;
+
+        open_quantised(g, p->gate + skip, matrices, p->intermediate, p->hidden, tile, r, 0);
+        open_quantised(g, p->up + skip, matrices, p->intermediate, p->hidden, tile, r, 1);
+        open_quantised(g, p->down + skip, matrices, p->hidden, p->intermediate, tile, r, 2);
+    } else {
+        m[0] = take(g->engine[r], p->gate + skip, experts * 2);
+        m[1] = take(g->engine[r], p->up + skip, experts * 2);
+        m[2] = take(g->engine[r], p->down + skip, experts * 2);
+    }
     m[3] = take(g->engine[r], p->shared_gate, shared);
     m[4] = take(g->engine[r], p->shared_up, shared);
     m[5] = take(g->engine[r], p->shared_down, shared);
@@ -112,6 +141,9 @@ static void open_tensors(struct device_group *g, const struct problem *p, uint32
         .params = { .gate = g->params[r][0].at,
                     .up = g->params[r][1].at,
                     .down = g->params[r][2].at,
+                    .gate_scale = g->scales[r][0].at,
+                    .up_scale = g->scales[r][1].at,
+                    .down_scale = g->scales[r][2].at,
                     .shared_gate = g->params[r][3].at,
                     .shared_up = g->params[r][4].at,
                     .shared_down = g->params[r][5].at },
@@ -181,7 +213,7 @@ void device_group_open(struct device_group *g, const struct problem *p, const st
         g->symmetric[r] = take(g->engine[r], NULL, g->plan[r].symmetric_bytes);
         g->private_memory[r] = take(g->engine[r], NULL, g->plan[r].private_bytes);
         symmetric[r] = g->symmetric[r].at;
-        open_params(g, p, r);
+        open_params(g, p, options, r);
     }
     for (r = 0; r < g->ranks; r++) {
         if (ops()->layer_open(g->engine[r], &g->plan[r], symmetric, g->private_memory[r].at, &g->layer[r], &message) <
@@ -214,6 +246,8 @@ void device_group_close(struct device_group *g)
             give(g->engine[r], &g->gradients[r][i]);
         for (i = 0; i < 6; i++)
             give(g->engine[r], &g->params[r][i]);
+        for (i = 0; i < 3; i++)
+            give(g->engine[r], &g->scales[r][i]);
     }
     for (r = 0; r < g->ranks; r++)
         ops()->close(g->engine[r]);

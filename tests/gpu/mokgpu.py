@@ -24,11 +24,11 @@ def load(path):
 class Group:
     """All ranks of one layer on one device, each with an engine of its own."""
 
-    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None):
+    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None, precision=1):
         self.lib, self.H, self.I, self.E, self.K, self.ep, self.el = lib, H, I, E, K, ep, E // ep
         self.device = devices or [device] * ep
         units = torch.cuda.get_device_properties(device).multi_processor_count
-        specs = [(U64 * 11)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units) for r in range(ep)]
+        specs = [(U64 * 12)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units, precision) for r in range(ep)]
         sizes = (U64 * 5)()
         assert lib.shim_sizes(specs[0], sizes) == 0, lib.shim_message()
         self.private_bytes, self.ring_rows, self.context_ring = sizes[1], sizes[3], sizes[4]
@@ -54,11 +54,11 @@ class Group:
         del self.sym, self.priv, self.context
 
     def set(self, xs, ids, weights, params, outs, flags=0):
-        """params: per rank six tensors or None."""
+        """params: per rank six tensors or None; of MXFP8 three more, the scales of gate, up, down."""
         self.xs, self.ids, self.weights, self.params, self.outs, self.flags = xs, ids, weights, params, outs, flags
         self.px = (P * self.ep)(*[x.data_ptr() for x in xs])
         self.pt = (U32 * self.ep)(*[x.shape[0] for x in xs])
-        self.pp = [(P * 6)(*[t.data_ptr() if t is not None else None for t in p]) for p in params]
+        self.pp = [(P * 9)(*[t.data_ptr() if t is not None else None for t in p]) for p in params]
 
     def phase(self, rank, phase):
         torch.cuda.set_device(self.device[rank])

@@ -42,7 +42,7 @@ SHIM int shim_peers(int devices)
     return 0;
 }
 
-/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units; sizes: symmetric, private, context, ring rows,
+/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units precision; sizes: symmetric, private, context, ring rows,
  * ctx_ring */
 static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
 {
@@ -56,7 +56,7 @@ static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
                                 .ep = (uint32_t)spec[4],
                                 .rank = (uint32_t)spec[5],
                                 .max_tokens = (uint32_t)spec[6],
-                                .precision = MOK_BF16,
+                                .precision = (uint32_t)spec[11],
                                 .shared_intermediate = (uint32_t)spec[7],
                                 .clamp = clamp,
                                 .minibatch_rows = (uint32_t)spec[9] };
@@ -115,6 +115,9 @@ SHIM int shim_enqueue(struct mok_engine_layer *layer, uint32_t phase, uint32_t t
     a.params.shared_gate = params[3];
     a.params.shared_up = params[4];
     a.params.shared_down = params[5];
+    a.params.gate_scale = params[6];
+    a.params.up_scale = params[7];
+    a.params.down_scale = params[8];
     return mok_cuda_enqueue(layer, &a, (enum mok_phase)phase, stream);
 }
 

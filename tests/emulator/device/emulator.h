@@ -129,6 +129,8 @@ void ldmatrix(uint32_t address, uint32_t *v, uint32_t count, bool transpose);
 /* D[64][n] (+)= A[64][16] B[n][16]^T. Descriptors; `a_registers` instead of `a` where not NULL. */
 void wgmma(float *d, uint32_t n, uint64_t a, const uint32_t *a_registers, uint64_t b, bool add, bool transpose_a,
            bool transpose_b);
+/* D[64][n] (+)= A[64][32] B[n][32]^T of E4M3, both K-major. */
+void wgmma_e4m3(float *d, uint32_t n, uint64_t a, uint64_t b, bool add);
 void wgmma_commit();
 void wgmma_wait(uint32_t groups);
 

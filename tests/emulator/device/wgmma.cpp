@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "machine.h"
+#include "mx/mx.h"
 #include "product.h"
 
 namespace emu
@@ -14,7 +15,7 @@ namespace emu
 struct pending_product {
     uint32_t sum; /* index */
     uint64_t a, b;
-    bool a_in_registers, add, transpose_a, transpose_b;
+    bool a_in_registers, add, transpose_a, transpose_b, e4m3;
     uint32_t group;
     uint32_t fragment[32][4];
 };
@@ -143,6 +144,17 @@ static void fetch_b(const operand &o, uint32_t n, bool transpose, float *b)
         }
 }
 
+/* Sixteen neighbouring codes along k from 16 k16 of row mn: a chunk of 16 bytes as well. */
+static void codes(const operand &o, uint32_t mn, uint32_t k16, float (&ret)[16])
+{
+    uint16_t v[8];
+    uint8_t code[16];
+    chunk(o, k_major(o, mn, k16), v);
+    memcpy(code, v, 16);
+    for (uint32_t i = 0; i < 16; i++)
+        ret[i] = mok_e4m3_to_f32(code[i]);
+}
+
 /* ---- products ---- */
 
 static void run_product(warp &w, const pending_product &p)
@@ -152,13 +164,27 @@ static void run_product(warp &w, const pending_product &p)
     matrix_unit &m = *w.matrix;
     sums &s = m.all[p.sum];
 
+    if (!p.add)
+        std::fill(s.value.begin(), s.value.end(), 0.0f);
+    if (p.e4m3) {
+        for (uint32_t k16 = 0; k16 < 2; k16++) {
+            float row[16];
+            for (uint32_t r = 0; r < 16; r++)
+                codes(decode(*w.in, p.a), w.index % 4 * 16 + r, k16, a[r]);
+            for (uint32_t c = 0; c < s.n; c++) {
+                codes(decode(*w.in, p.b), c, k16, row);
+                for (uint32_t i = 0; i < 16; i++)
+                    b[i * s.n + c] = row[i];
+            }
+            product_16(s.value.data(), s.n, a, b);
+        }
+        return;
+    }
     if (p.a_in_registers)
         fetch_a_registers(p.fragment, a);
     else
         fetch_a(decode(*w.in, p.a), w.index % 4 * 16, p.transpose_a, a);
     fetch_b(decode(*w.in, p.b), s.n, p.transpose_b, b);
-    if (!p.add)
-        std::fill(s.value.begin(), s.value.end(), 0.0f);
     product_16(s.value.data(), s.n, a, b);
 }
 
@@ -225,6 +251,7 @@ static void issue(meeting &met)
     p.a_in_registers = flags & 2u;
     p.transpose_a = flags & 4u;
     p.transpose_b = flags & 8u;
+    p.e4m3 = flags & 16u;
     p.group = m.group;
     if (p.a_in_registers)
         for (uint32_t lane = 0; lane < 32; lane++) {
@@ -261,6 +288,18 @@ void wgmma(float *d, uint32_t n, uint64_t a, const uint32_t *a_registers, uint64
         memcpy(&own.v[4], a_registers, 8);
         memcpy(&own.v[5], a_registers + 2, 8);
     }
+    meet(~0u, MEET_WGMMA, own, issue);
+}
+
+void wgmma_e4m3(float *d, uint32_t n, uint64_t a, uint64_t b, bool add)
+{
+    if (n % 8 || n < 8 || n > 256)
+        fail("wgmma: n = %u", n);
+    payload own = {};
+    own.v[0] = reinterpret_cast<uint64_t>(d);
+    own.v[1] = a;
+    own.v[2] = b;
+    own.v[3] = static_cast<uint64_t>(n) << 8 | (add ? 1u : 0u) | 16u;
     meet(~0u, MEET_WGMMA, own, issue);
 }
 

@@ -13,6 +13,7 @@
 #include "cuda_runtime.h"
 
 #include "cuda/descriptor.cuh"
+#include "mx/mx.h"
 
 namespace mok
 {
@@ -134,6 +135,14 @@ inline uint32_t load_shared_4(uint32_t address)
 {
     return *reinterpret_cast<const uint32_t *>(emu::shared_pointer(address, 4, 4, true));
 }
+inline uint2 load_shared_8(uint32_t address)
+{
+    return *reinterpret_cast<const uint2 *>(emu::shared_pointer(address, 8, 8, true));
+}
+inline void store_shared_2(uint32_t address, uint32_t v)
+{
+    *reinterpret_cast<uint16_t *>(emu::shared_pointer(address, 2, 2, true)) = static_cast<uint16_t>(v);
+}
 inline void store_shared_4(uint32_t address, uint32_t v)
 {
     *reinterpret_cast<uint32_t *>(emu::shared_pointer(address, 4, 4, true)) = v;
@@ -223,6 +232,21 @@ inline uint32_t pack_bf16_anew(float lo, float hi)
     return pack_bf16(lo, hi);
 }
 
+inline uint32_t e4m3_of(float v)
+{
+    const uint32_t bits = mok_f32_bits(v);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return MOK_E4M3_NAN; /* the instruction forgets a NaN's sign */
+    return (bits & 0x7fffffffu) == 0x7f800000u ? 0x7eu | (bits >> 24 & 0x80u) : mok_e4m3_encode(v);
+}
+inline uint32_t pack_e4m3(float lo, float hi)
+{
+    return e4m3_of(lo) | e4m3_of(hi) << 8;
+}
+inline void forget(uint4 &)
+{
+}
+
 /* ---- the matrix instruction ---- */
 
 inline void wgmma_fence()
@@ -245,6 +269,15 @@ template <bool TransposedA = false, bool TransposedB = false>
 inline void wgmma_m64n256k16_first(float (&d)[128], uint64_t a, uint64_t b)
 {
     emu::wgmma(d, 256, a, nullptr, b, false, TransposedA, TransposedB);
+}
+
+inline void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b)
+{
+    emu::wgmma_e4m3(d, 128, a, b, true);
+}
+inline void wgmma_m64n128k32_e4m3_first(float (&d)[64], uint64_t a, uint64_t b)
+{
+    emu::wgmma_e4m3(d, 128, a, b, false);
 }
 
 } // namespace mok

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * MXFP8's part of the engine's host side: arguments and tensor maps of its forward, and what quantises x. A shared expert
+ * is BF16: it runs first, with the other forward's kernels and a schedule of its own.
+ */
+#include <string.h>
+
+#include "../hd.h"
+#include "engine_layer.h"
+#include "mx.h"
+
+bool mok_cuda_is_mx(const struct mok_engine_layer *l)
+{
+    return l->plan.spec.precision != MOK_BF16;
+}
+
+void mok_cuda_mx_fill(struct mok_engine_layer *l)
+{
+    const struct mok_layer_spec *spec = &l->plan.spec;
+    struct mok_cuda_mx_args *mx = &l->mx;
+    uint8_t *m = l->private_memory;
+
+    mx->common = l->main.common;
+    mx->common.k_blocks = (uint32_t)mok_div_up(spec->hidden, MOK_MX_TILE_K);
+    mx->h = m + l->layout.h;
+    mx->h_scale = m + l->layout.h_scale;
+    mx->inter = spec->intermediate;
+    mx->tiles = l->layout.gate_up_tiles;
+    mx->h_blocks = (uint32_t)mok_div_up(spec->intermediate, MOK_MX_TILE_K);
+    mx->x_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan);
+    mx->h_scale_bytes = 4 * mx->tiles;
+}
+
+/* Pairs of codes are mapped as BF16 elements: boxes are 128 bytes wide all the same, and what is past an edge is zero. */
+int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p)
+{
+    const struct mok_cuda_driver *d = &l->engine->driver;
+    const uint64_t hidden = l->plan.spec.hidden, inter = l->plan.spec.intermediate, experts = l->plan.local_experts;
+    struct mok_cuda_mx_args *mx = &l->mx;
+    int r = mok_cuda_make_map(d, &mx->gate, p->gate, 2, hidden / 2, inter, experts, MOK_TILE_N / 2, 3);
+
+    if (r == 0)
+        r = mok_cuda_make_map(d, &mx->up, p->up, 2, hidden / 2, inter, experts, MOK_TILE_N / 2, 3);
+    if (r == 0)
+        r = mok_cuda_make_map(d, &mx->down, p->down, 2, inter / 2, hidden, experts, MOK_TILE_N / 2, 3);
+    if (r == 0)
+        r = mok_cuda_make_map(d, &mx->h_map, mx->h, 2, inter / 2, l->plan.ring_rows, 1, MOK_TILE_M, 2);
+    mx->gate_scale = p->gate_scale;
+    mx->up_scale = p->up_scale;
+    mx->down_scale = p->down_scale;
+    return r;
+}
+
+int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
+    const struct mok_layer_spec *spec = &l->plan.spec;
+    const struct mok_cuda_quantize_args a = {
+        .x = args->peer[spec->rank].x,
+        .to = l->symmetric[spec->rank] + l->plan.sym_engine,
+        .row_bytes = l->mx.x_row_bytes,
+        .tokens = args->tokens,
+        .hidden = spec->hidden,
+    };
+    return mok_cuda_launch_quantize(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+/* The shared expert alone, of this rank's own tokens. */
+static int launch_shared(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
+    struct mok_cuda_schedule_args s = l->schedule;
+
+    s.slots = 0;
+    memset(s.slot_first, 0, sizeof(s.slot_first));
+    s.shared_tokens = args->tokens;
+    if (mok_cuda_launch_schedule(&s, stream) != 0)
+        return -MOK_EDEVICE;
+    l->main.common.x_ring[0] = l->main.common.x_ring[1];
+    l->main.common.chaos_seed++;
+    return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
+    struct mok_cuda_schedule_args *s = &l->schedule;
+
+    if (s->shared_tokens && launch_shared(l, args, stream) < 0)
+        return -MOK_EDEVICE;
+    s->shared_tokens = 0;
+    for (uint32_t i = 0; i < l->plan.spec.ep; i++)
+        s->x[i] = l->symmetric[i] + l->plan.sym_engine;
+    return mok_cuda_launch_schedule(s, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
+    const struct mok_cuda_kept *kept = &l->kept;
+    uint8_t *ring = args->context_mode == MOK_CONTEXT_FULL ? (uint8_t *)args->context + l->plan.ctx_ring : NULL;
+    struct mok_cuda_mx_args *mx = &l->mx;
+
+    mx->common.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + kept->x : mx->common.x_ring[1];
+    mx->context_a = ring ? ring + kept->a : NULL;
+    mx->context_b = ring ? ring + kept->b : NULL;
+    mx->common.chaos_seed++;
+    return mok_cuda_launch_mx_main(mx, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
