@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing of GPU work: graphs, one call, calls in a row. Test code only."""
+"""Timing of GPU work: graphs, one call, calls in a row, and on what it was measured. Test code only."""
+import datetime
+import functools
+import os
+import subprocess
+
 import torch
 
 
@@ -38,3 +43,19 @@ def row(f, n=8, align=None):
     """Milliseconds of one of `n` calls in a row."""
     f()
     return shot(lambda: [f() for _ in range(n)], align) / n
+
+
+def read(command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+@functools.lru_cache(maxsize=1)
+def origin():
+    """The members of a record that say when and on what, as mok-bench has them."""
+    driver = read(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0]
+    commit = os.environ.get("MOK_COMMIT") or read(["git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "--short=12", "HEAD"])
+    return {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name(),
+            "driver": f"{driver}, CUDA {torch.version.cuda}, torch {torch.__version__}", "commit": commit or None}

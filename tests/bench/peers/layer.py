@@ -29,6 +29,7 @@ def arguments():
     a.add_argument("--rounds", type=int, default=30)
     a.add_argument("--memory", type=int, default=40, help="GiB that mokd may use of a device")
     a.add_argument("--limit", type=float, default=540, help="seconds for everything; no further shape is begun behind three quarters of it")
+    a.add_argument("--sweep", help="forward through mokd alone, with an option of the layer: comm_units=0,4,8 or minibatch_rows=...; 0: the plan's choice")
     a.add_argument("--check", action="store_true", help="no times: how far every candidate is from FP64, small shapes, all routings")
     return a.parse_args()
 
@@ -55,13 +56,14 @@ def wait_for(children, seconds):
             c.wait(5)
         except subprocess.TimeoutExpired:
             c.kill()
+            c.wait()
     if late and not any(c.poll() for c in children if c not in late):
         print(f"peers: not done within {seconds:.0f} s", file=sys.stderr)
     return max(abs(c.returncode) for c in children)
 
 
 def start(o):
-    daemon = None
+    daemon, children = None, []
     gpus = o.gpus or o.ep
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(o.ep), "MOK_PEERS_RANK": "0"}
     if os.environ.get("MOK_TEST_MPS_PIPE"):
@@ -69,7 +71,7 @@ def start(o):
     import glue
     environment["MOK_PEERS_GLUE"] = glue.build()
     try:
-        if "mok" in o.candidates.split(","):
+        if o.sweep or "mok" in o.candidates.split(","):
             import daemon as daemons
             daemon = daemons.Daemon(o.ep, gpus, o.memory)
             daemon.await_up()
@@ -81,6 +83,10 @@ def start(o):
             print(daemon.log(), file=sys.stderr)
         return 1 if code else 0
     finally:
+        for c in children:
+            if c.poll() is None:
+                c.kill()
+                c.wait()
         if daemon:
             daemon.stop()
 
@@ -217,14 +223,13 @@ def measure_one(o, p, ranks, dense, number):
     for op in measure.OPS:
         if (first, op) not in ms:
             continue
-        own, gflop = ms[first, op], p.gflop(op)
+        own, gflop, theirs = ms[first, op], p.gflop(op), ms.get(("strong", op)) if first != "strong" else None
         record = {**measure.origin(), "engine": "cuda" if c.mok else "torch", "op": op, "precision": "bf16", "shape": p.name, "ep": p.ranks, "tokens": p.tokens,
-                  "routing": p.routing, "ms": own, "gflop": gflop, "dense_tflops": rate, "peer": "strong unfused baseline, same loop" if first != "strong" else None,
-                  "peer_ms": ms.get(("strong", op)) if first != "strong" else None, "command": measure.command(), "share_of_dense": gflop / own / rate}
+                  "routing": p.routing, "ms": own, "gflop": gflop, "dense_tflops": rate, "peer": "strong unfused baseline, same loop" if theirs else None,
+                  "peer_ms": theirs, "command": measure.command(), "share_of_dense": gflop / own / rate}
         record["of"] = first
-        if record["peer_ms"]:
-            record["over_peer"] = own / record["peer_ms"]
-            record["peer_share_of_dense"] = gflop / record["peer_ms"] / rate
+        if theirs:
+            record["over_peer"], record["peer_share_of_dense"] = own / theirs, gflop / theirs / rate
         for n in ("naive", "other"):
             if (n, op) in ms:
                 record[n + "_ms"] = ms[n, op]
@@ -235,6 +240,27 @@ def measure_one(o, p, ranks, dense, number):
         if ranks.rank == 0:
             measure.emit({**record, **extra})
     c.close()
+
+
+def sweep_one(o, p, ranks, dense):
+    """One layer a setting, all in turn."""
+    import measure
+    import mok
+    import problem
+    option, _, settings = o.sweep.partition("=")
+    inputs, layers = problem.Inputs(p), {}
+    for setting in settings.split(","):
+        layers[setting] = mok.Mok(p, inputs, os.environ["MOK_SOCKET"], f"{p.name}-{option}-{setting}", backward=False, **{option: int(setting)})
+        layers[setting].forward()
+        layers[setting].reap()
+    entries = {**{s: m.forward for s, m in layers.items()}, "dense": dense.graph.replay}
+    ms = measure.alternate(entries, o.rounds, ranks, lambda: [m.reap() for m in layers.values()])
+    for setting, m in layers.items():
+        if ranks.rank == 0:
+            measure.emit({**measure.origin(), "engine": "cuda", "op": "forward", "precision": "bf16", "shape": p.name, "ep": p.ranks, "tokens": p.tokens,
+                          "routing": p.routing, "ms": ms[setting], "gflop": p.gflop("forward"), "dense_tflops": 2 * measure.DENSE**3 * 1e-9 / ms["dense"],
+                          "command": measure.command(), "sweep": option, "setting": int(setting), "over_plan": ms[setting] / ms["0"] if "0" in ms else None})
+        m.close()
 
 
 def check_all(o, ranks):
@@ -279,7 +305,10 @@ def play(o):
                         code = 1
                         continue
                     p = problem.make(name, o.ep, ranks.rank, o.tokens, routing)
-                    measure_one(o, p, ranks, dense, number)
+                    if o.sweep:
+                        sweep_one(o, p, ranks, dense)
+                    else:
+                        measure_one(o, p, ranks, dense, number)
                     number += 1
                     gc.collect()
                     torch.cuda.empty_cache()

@@ -2,14 +2,13 @@
 """Candidates in turn on a warm card, ranks together, the slowest rank counts; records of the form that mok-bench prints."""
 import datetime
 import json
-import os
 import statistics
-import subprocess
 import sys
 
 import torch
 
 import timing
+from timing import origin, read
 
 DENSE = 8192
 OPS = ("forward", "backward", "forward+backward")
@@ -46,10 +45,10 @@ class Ranks:
         """All ranks' tensors of one shape."""
         if self.ranks == 1:
             return [tensor]
-        mine = tensor.contiguous().to(self.one.device)
+        mine = tensor.contiguous().to(self.one.device).view(torch.uint8)  # not every type goes through every library
         all_of_them = [torch.empty_like(mine) for _ in range(self.ranks)]
         self.dist.all_gather(all_of_them, mine)
-        return [t.to(tensor.device) for t in all_of_them]
+        return [t.view(tensor.dtype).to(tensor.device) for t in all_of_them]
 
     def close(self):
         if self.ranks > 1:
@@ -94,20 +93,6 @@ def in_rows(entries, ranks, after, times=3, n=8):
             found[name].append(timing.row(f, n, ranks.align if ranks.ranks > 1 else None))
             after()
     return {n: statistics.median(ranks.largest(t)) for n, t in found.items()}
-
-
-def read(command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def origin():
-    driver = read(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]).split("\n")[0]
-    commit = os.environ.get("MOK_COMMIT") or read(["git", "-C", os.path.dirname(os.path.abspath(__file__)), "rev-parse", "--short=12", "HEAD"])
-    return {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name(),
-            "driver": f"{driver}, CUDA {torch.version.cuda}, torch {torch.__version__}", "commit": commit or None}
 
 
 def command():

@@ -97,20 +97,20 @@ def tensor(address, count, cuda):
 
 class Mok:
     """One rank of a layer through mokd; inputs are copied in. forward(), backward() and both() go to the current stream,
-    their results are looked at by reap(). Weight gradients are FP32 and overwritten."""
+    their results are looked at by reap(). Weight gradients are FP32 and overwritten. `options`: of the layer, as in mok.h."""
 
-    def __init__(self, p, inputs, socket, group="peers", library=None, backward=True, context=FULL, ring_bytes=0, minibatch_rows=0):
+    def __init__(self, p, inputs, socket, group="peers", library=None, backward=True, context=FULL, **options):
         self.p, self.context_mode, self.tickets = p, context if backward else NONE, []
         self.client = c = Client(socket, library)
         self.cuda = c.devices()[p.rank].kind == 2
         self.group, self.layer = P(), P()
         joining = Group(size=ctypes.sizeof(Group), name=group.encode(), ranks=p.ranks, rank=p.rank, device=p.rank, timeout_ms=60000)
         c.call("group_join", c.session, ctypes.byref(joining), ctypes.byref(self.group))
-        options = Layer(size=ctypes.sizeof(Layer), hidden=p.hidden, intermediate=p.intermediate, experts=p.experts, topk=p.topk, max_tokens=max(p.tokens, 1),
-                        precision=1, ring_bytes=ring_bytes, minibatch_rows=minibatch_rows)
+        made = Layer(size=ctypes.sizeof(Layer), hidden=p.hidden, intermediate=p.intermediate, experts=p.experts, topk=p.topk, max_tokens=max(p.tokens, 1),
+                     precision=1, **options)
         self.memory = Memory()
-        c.call("layer_memory_query", self.group, ctypes.byref(options), ctypes.byref(self.memory))
-        c.call("layer_create", self.group, ctypes.byref(options), 60000, ctypes.byref(self.layer))
+        c.call("layer_memory_query", self.group, ctypes.byref(made), ctypes.byref(self.memory))
+        c.call("layer_create", self.group, ctypes.byref(made), 60000, ctypes.byref(self.layer))
         self.views, half = {}, p.intermediate
         self.x = self.symmetric("x", BF16, p.tokens, p.hidden, value=inputs.x)
         self.ids = self.private("ids", I32, p.tokens, p.topk, value=inputs.ids)
