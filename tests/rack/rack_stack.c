@@ -58,7 +58,11 @@ static int make_inventory(struct rack_stack *rack)
 static int start_node(struct rack_stack *rack, unsigned node)
 {
     char *extra = NULL;
-    struct stack_options options = { .devices = rack->options.devices ? rack->options.devices : 1,
+    const struct rack_stack_options *asked = &rack->options;
+    struct stack_options options = { .devices = asked->devices || asked->gpus ? asked->devices : 1,
+                                     .gpus = asked->gpus,
+                                     .gpu_first = asked->gpu_spread ? node % asked->gpu_spread : 0,
+                                     .daemon = asked->daemon,
                                      .poll_us = 20,
                                      .chaos_delay_us = rack->options.chaos_delay_us };
 

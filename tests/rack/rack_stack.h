@@ -15,7 +15,10 @@ struct rack_stack_options {
     unsigned devices;                  /* of each node; 0: 1 */
     unsigned heartbeat_ms, timeout_ms; /* 0: 100 and 1000 */
     unsigned chaos_delay_us;
-    const char *extra; /* more configuration, of all nodes; may be NULL */
+    unsigned gpus;         /* CUDA devices of each node; devices 0 then means 0 */
+    unsigned gpu_spread;   /* GPUs that the nodes are spread over; 0: 1 */
+    const char *daemon;    /* more lines of [daemon], of all nodes; may be NULL */
+    const char *extra;     /* more configuration, of all nodes; may be NULL */
 };
 
 struct rack_stack {
