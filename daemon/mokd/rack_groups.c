@@ -132,11 +132,14 @@ static void forget_backlog(struct peer *peer)
 /* A message that cannot even wait makes a gap: everything with that node is void, on our side at once. */
 static void lose(struct mokd_rack_groups *groups, uint32_t node, const char *reason)
 {
+    char text[RACK_MAX_TEXT];
+
     mok_log(MOK_LOG_ERROR, "rack", "groups with a node end", "node=%s error=\"%s\"",
             group_node_name(&groups->node, node), reason);
     forget_backlog(&groups->peer[node]);
     mokd_host_forget(groups->links, node); /* its side ends the same groups by that */
-    group_node_peer_lost(&groups->node, node, reason, mokd_rack_now_ms());
+    snprintf(text, sizeof(text), "was lost: %s", reason);
+    group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
 }
 
 static void op_send(void *cookie, uint32_t node, const Mok__GroupMessage *message)
@@ -564,15 +567,17 @@ static void on_state(void *cookie, uint32_t node, enum rack_state before, enum r
 {
     struct mokd_server *server = cookie;
     struct mokd_rack_groups *groups = server->rack_groups;
+    char text[RACK_MAX_TEXT];
 
     if (!groups || node == groups->node.self)
         return;
     if (now == RACK_UP && before != RACK_SUSPECT)
         peer_up(groups, node);
-    if (now != RACK_LOST)
+    if (now != RACK_LOST && now != RACK_LEFT)
         return;
+    snprintf(text, sizeof(text), "%s: %.230s", now == RACK_LEFT ? "has left" : "was lost", reason);
     forget_backlog(&groups->peer[node]);
-    group_node_peer_lost(&groups->node, node, reason, mokd_rack_now_ms());
+    group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
     forget_early(groups, 0, node);
     mokd_host_forget(groups->links, node);
 }
@@ -762,6 +767,12 @@ int mokd_rack_groups_start(struct mokd_server *server, struct mokd_error *error)
 static void freed(uv_handle_t *handle)
 {
     free(handle->data);
+}
+
+void mokd_rack_groups_leave(struct mokd_server *server)
+{
+    if (server->rack_groups)
+        group_node_leave(&server->rack_groups->node, mokd_rack_now_ms());
 }
 
 void mokd_rack_groups_stop(struct mokd_server *server)

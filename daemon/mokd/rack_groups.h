@@ -14,6 +14,8 @@ struct mokd_rack_groups;
 
 /* After the mesh has started, which is given mokd_rack_groups_handlers with the server as cookie. */
 int mokd_rack_groups_start(struct mokd_server *server, struct mokd_error *error);
+/* The mesh has said goodbye. */
+void mokd_rack_groups_leave(struct mokd_server *server);
 /* Before the mesh stops. */
 void mokd_rack_groups_stop(struct mokd_server *server);
 extern const struct rack_handlers mokd_rack_groups_handlers;

@@ -22,6 +22,12 @@ int mokd_rack_start(struct mokd_server *server, struct mokd_error *error)
     return r < 0 ? mokd_error_set(error, r, "%s", text) : 0;
 }
 
+void mokd_rack_leave(struct mokd_server *server)
+{
+    rack_leave(server->rack);
+    mokd_rack_groups_leave(server);
+}
+
 void mokd_rack_stop(struct mokd_server *server)
 {
     rack_stop(server->rack);

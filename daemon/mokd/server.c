@@ -170,6 +170,7 @@ static void stop(struct mokd_server *server)
         return;
     server->stopping = true;
     mokd_service_stopping(server->service);
+    mokd_rack_leave(server);
     mokd_listener_close(server->listener);
     mokd_listener_close(server->admin_listener);
     server->listener = server->admin_listener = NULL;

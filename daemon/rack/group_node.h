@@ -98,7 +98,7 @@ struct group_node {
     uint32_t last_id; /* the part that counts */
     size_t n_meetings;
     bool ids_wrapped;
-    bool turning;
+    bool turning, leaving;
     TAILQ_HEAD(, group_meeting) meetings; /* group_home.c */
     TAILQ_HEAD(, group_lead) leads;       /* group_lead.c */
     TAILQ_HEAD(, group_member) members;   /* group_member.c */
@@ -115,8 +115,10 @@ void group_node_release(struct group_node *node);
 /* ------------------------------------------------------------------ the rack */
 
 void group_node_peer_up(struct group_node *node, uint32_t peer, const char *name, uint64_t now_ms);
-/* Lost, restarted or removed. `reason` is for people: "no heartbeat for 900 ms". */
+/* Lost, restarted, removed, or gone in order. `reason` is for people: "was lost: no heartbeat for 900 ms". */
 void group_node_peer_lost(struct group_node *node, uint32_t peer, const char *reason, uint64_t now_ms);
+/* This node stops: no answer of others is waited for any more. */
+void group_node_leave(struct group_node *node, uint64_t now_ms);
 /* What a peer that is up has sent. */
 void group_node_receive(struct group_node *node, uint32_t peer, const Mok__GroupMessage *message, uint64_t now_ms);
 /* Deadlines; often enough is four times a second. */
