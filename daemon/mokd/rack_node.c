@@ -7,6 +7,7 @@
 #include "names.h"
 #include "rack/rack.h"
 #include "rack_groups.h"
+#include "rack_orders.h"
 #include "session.h"
 
 /* An answer and its envelope stay within one packet. */
@@ -26,6 +27,7 @@ void mokd_rack_leave(struct mokd_server *server)
 {
     rack_leave(server->rack);
     mokd_rack_groups_leave(server);
+    mokd_rack_orders_stop(server);
 }
 
 void mokd_rack_stop(struct mokd_server *server)
@@ -111,6 +113,7 @@ static void fill_node(const struct rack_node_info *info, uint8_t *boot_id, Mok__
     ret->stale = info->counters.stale;
     ret->expired = info->counters.expired;
     ret->malformed = info->counters.malformed;
+    ret->draining = info->draining;
 }
 
 static void fill_answer(const struct rack *rack, struct answer *answer)

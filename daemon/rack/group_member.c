@@ -233,6 +233,17 @@ void group_node_withdraw(struct group_node *node, uint64_t id, const struct grou
     group_turn(node);
 }
 
+void group_node_decline(struct group_node *node, uint32_t uid, const char *name, uint32_t rank,
+                        const struct group_error *error, uint64_t now_ms)
+{
+    struct group_join join = { .uid = uid, .rank = rank, .home = group_node_home(node, uid, name) };
+
+    node->now_ms = now_ms;
+    snprintf(join.name, sizeof(join.name), "%s", name);
+    tell_withdrawn(node, &join, error);
+    group_turn(node);
+}
+
 /* Takes the join out, then tells. */
 static void refuse(struct group_node *node, struct group_join *join, const struct group_error *error)
 {

@@ -132,6 +132,13 @@ int group_node_join(struct group_node *node, const struct group_joining *joining
 /* It waits no more. With an error, the ranks cannot come together and the others are told so. */
 void group_node_withdraw(struct group_node *node, uint64_t join, const struct group_error *error, uint64_t now_ms);
 
+/*
+ * A rank that wanted to join is not let in, and will not be for a while: the others, if they wait, are told so instead of
+ * waiting for it.
+ */
+void group_node_decline(struct group_node *node, uint32_t uid, const char *name, uint32_t rank,
+                        const struct group_error *error, uint64_t now_ms);
+
 /* The next collective call (1, 2, ...) of a rank. -MOK_ENOMEM; -MOK_ENOENT when the group is over. */
 int group_node_call(struct group_node *node, uint32_t group, uint32_t rank, uint64_t index,
                     const struct group_params *params, uint64_t timeout_ms, uint64_t now_ms);

@@ -138,6 +138,26 @@ int rack_stack_await(struct rack_stack *rack, unsigned of, unsigned count)
     return -1;
 }
 
+int rack_stack_drain(struct rack_stack *rack, unsigned at, unsigned node, int undo)
+{
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__Drain body = MOK__DRAIN__INIT;
+    Mok__Reply *reply = NULL;
+    char name[16];
+
+    snprintf(name, sizeof(name), "n%u", node);
+    body.on = name;
+    body.node = true;
+    body.undo = undo;
+    request.body_case = MOK__REQUEST__BODY_DRAIN_ON;
+    request.drain_on = &body;
+    if (ask(&rack->node[at], &request, &reply) < 0)
+        return -1;
+    int code = reply->code;
+    mok_wire_free(&reply->base);
+    return code;
+}
+
 /* ------------------------------------------------------------------ the rack */
 
 int rack_stack_start(struct rack_stack *rack, const struct rack_stack_options *options)
