@@ -42,7 +42,7 @@ struct rack_item {
     size_t bytes;
     char text[]; /* ERROR alone */
 };
-#define RACK_NOBODY_THERE "no connection to " /* what the text of an ERROR begins with where nobody listens */
+#define RACK_NOBODY_THERE "no " /* what the text of an ERROR begins with where nobody answers */
 void rack_item_free(struct rack_item *item); /* NULL is fine */
 
 /* Counters of what has no peer. */
