@@ -25,6 +25,7 @@ struct bench_record {
     const char *peer;      /* what peer_ms is of */
     double peer_ms;
     const char *extra;     /* further members, "\"a\":1", or NULL */
+    const char *device, *driver; /* NULL: this machine's CPU and OpenBLAS */
 };
 
 struct bench_options {

@@ -18,7 +18,7 @@ Measures expert parallelism over N ranks on N GPUs of this host. Writes OUT/ep<N
   --baseline DIR  another PyTorch baseline (unfused.py, common.py, glue.cu) to run beside (default: the packed one)
   --out DIR       where results go (default: $OUT, else tests/bench/results; of a dry run: nowhere)
   --gpus G        GPUs to spread the ranks over (default: N, or as many as there are)
-  --rounds R      measured rounds (default 20)
+  --rounds R      measured rounds (default 30)
   --limit S       seconds for everything (default 540)
   --only WORDS    steps whose names match this regular expression
   --dry-run       host engine, small shapes: shows that every step works
@@ -54,7 +54,7 @@ if [[ ${1-} == pack ]]; then
     pack "${@:2}"
     exit 0
 fi
-build='' baseline='' out='' gpus='' dry=no rounds=20 ranks='' limit=540 only=''
+build='' baseline='' out='' gpus='' dry=no rounds=30 ranks='' limit=540 only=''
 while [[ $# -gt 0 ]]; do
     case $1 in
     --build) build=$2; shift ;;
@@ -143,27 +143,36 @@ on_gpus() {
     [[ -e $here/peers/libglue.so ]] && export MOK_PEERS_GLUE=$here/peers/libglue.so
     [[ -z $baseline && -d $here/../baseline ]] && baseline=$(cd "$here/../baseline" && pwd)
     [[ -z $baseline ]] || compile "$baseline/glue.cu" "$baseline/libglue.so" || baseline=''
-    local other=()
-    [[ -n $baseline && $ranks -eq 1 ]] && other=(--baseline "$baseline")
+    local other=() one=("${python[@]}" "$here/peers/layer.py" --ep 1 --memory 60)
+    [[ -z $baseline ]] || other=(--baseline "$baseline") # with one rank only
 
     if command -v nvidia-cuda-mps-control > /dev/null && mps_start; then
         trap mps_stop EXIT
     fi
     local sharing=${MOK_TEST_MPS_PIPE:+mps}
     sharing=${sharing:-slices}
-    step 110 "$sharing, beside the baselines, forward and backward, uniform" "${layer[@]}" \
-        --candidates "mok${peers:+,$peers}" "${other[@]}" --rounds "$rounds" --limit 105
-    step 45 "$sharing, correct against FP64, all routings" "${layer[@]}" --check --candidates "mok${peers:+,$peers}" --limit 42
-    step 80 "$sharing, beside the strong baseline, Zipf and hot rank" "${layer[@]}" --candidates "mok${peers:+,strong}" \
-        --routing zipf,hot-rank --rounds $((rounds / 2 + 1)) --limit 76
-    step 30 "$sharing, sweep of communication SMs" "${layer[@]}" --sweep comm_units=0,4,8,12,16,24,32 --shape kimi,qwen --rounds 12 --limit 28
-    step 30 "$sharing, sweep of minibatches" "${layer[@]}" --sweep minibatch_rows=0,512,1024,2048,4096,8192 --shape kimi,qwen --rounds 12 --limit 28
+    if [[ $ranks -gt 1 ]]; then
+        step 60 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok${peers:+,$peers}" --rounds "$rounds" --limit 57
+    fi
+    step 60 "$sharing, EP 1 beside the baselines, uniform" "${one[@]}" "${other[@]}" --rounds "$rounds" --limit 57
+    step 45 "$sharing, EP $ranks correct against FP64, all routings" "${layer[@]}" --check --candidates "mok${peers:+,$peers}" --limit 42
+    step 70 "$sharing, EP $ranks beside the strong baseline, Zipf and hot rank" "${layer[@]}" --candidates "mok${peers:+,strong}" \
+        --routing zipf,hot-rank --rounds $((rounds / 2 + 1)) --limit 66
+    if [[ $ranks -gt 1 ]]; then
+        for sweep in comm_units=0,4,8,12,16,24,32 minibatch_rows=0,512,1024,2048,4096,8192; do
+            step 30 "$sharing, EP $ranks, sweep of ${sweep%=*}" "${layer[@]}" --sweep "$sweep" --shape kimi,qwen --rounds 12 --limit 28
+        done
+    fi
     if [[ -x $MOK_BUILD_DIR/tests/gpu/daemon/gpu_rack ]]; then
         step 30 "test: one group over two daemons" "$MOK_BUILD_DIR/tests/gpu/daemon/gpu_rack"
     fi
     if [[ -n $baseline && $ranks -eq 2 && $gpus -eq 2 ]]; then
         step 50 "the other baseline" "${python[@]}" -m torch.distributed.run --standalone --nproc-per-node 2 "$baseline/unfused.py" kimi,qwen symm
     fi
+    step 40 "$sharing, EP 1 beside the strong baseline, expert taken by half of all rows" "${one[@]}" --candidates mok,strong --routing hot-expert \
+        --rounds $((rounds / 2 + 1)) --limit 37
+    step 60 "$sharing, EP 1 beside the strong baseline, 512 to 16,384 tokens" bash -c 'for t in 512 1024 4096 8192 16384; do "$@" --tokens $t; done' sizes \
+        "${one[@]}" --candidates mok,strong --shape kimi --rounds $((rounds / 3 + 1)) --limit 15
     for op in forward backward; do
         step 60 "$sharing, daemon's cost, all shapes, $op" "${plain[@]}" --op "$op"
     done

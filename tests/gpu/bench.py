@@ -1,8 +1,9 @@
 """One forward, or one backward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
-usage: bench.py [--op forward|backward] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines.
+usage: bench.py [--op forward|backward] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines, which tables.py reads.
 Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones), `NAME +=` adds to them, `NAME recompute`
 makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring; the baseline's is its own backward alone."""
 import json, os, re, statistics as st, subprocess, sys
+command = "bench.py " + " ".join(sys.argv[1:])
 op = "forward"
 if len(sys.argv) > 2 and sys.argv[1] == "--op":
     op = sys.argv[2]
@@ -12,7 +13,7 @@ import torch
 from common import *
 import mokgpu
 from mokgpu import Group
-from timing import graph, row, shot
+from timing import graph, origin, row, shot
 
 shapes = sys.argv[2].split(",")
 libs = dict(a.split("=") for a in sys.argv[3:])
@@ -133,7 +134,7 @@ for name in shapes:
     for q in run:
         f, ms, b = (2 * 8192**3 if q == "dense" else fl), st.median(t[q]), st.median(tb[q])
         dr, drb = 2 * 8192**3 / d, 2 * 8192**3 / db_
-        print(json.dumps(dict(shape=name, what=q, ms=round(ms, 4), min_ms=round(min(t[q]), 4), b2b_ms=round(b, 4), tflops=round(f / ms * 1e-9, 1),
+        print(json.dumps(dict(origin(), command=command, op=op, ep=1, tokens=T, routing="uniform", gflop=f * 1e-9, shape=name, what=q, ms=round(ms, 4), min_ms=round(min(t[q]), 4), b2b_ms=round(b, 4), tflops=round(f / ms * 1e-9, 1),
                               share_of_dense=round(f / ms / dr, 3), b2b_share=round(f / b / drb, 3), over_baseline=round(ms / st.median(t["baseline"]), 3),
                               b2b_over_baseline=round(b / st.median(tb["baseline"]), 3))), flush=True)
     del run, core

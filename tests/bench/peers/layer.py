@@ -128,8 +128,9 @@ class Candidates:
         if o.baseline and p.ranks == 1 and p.routing != "hot-expert" and p.local in (4, 6, 8, 10):
             core, forward, both = other_baseline(o.baseline, p, inputs)
             results["other"] = [forward().clone()]
-            self.other = [core, timing.graph(forward), timing.graph(both) if self.back else None]
-            self.calls["other"] = {"forward": self.other[1].replay, **({"forward+backward": self.other[2].replay} if self.back else {})}
+            graphs = [timing.graph(f) for f in ([forward, both] if self.back else [forward])]
+            self.calls["other"] = dict(zip(("forward", "forward+backward"), (g.replay for g in graphs)))
+            self.other = core, forward, both, graphs  # with the memory that the graphs use
         if "mok" in names:
             import mok
             self.mok = m = mok.Mok(p, inputs, os.environ["MOK_SOCKET"], f"peers{number}", backward=self.back,

@@ -58,20 +58,24 @@ class Naive:
             received = counts
         by_rank = received.view(p.ranks, p.local)
         send, receive = counts.view(p.ranks, p.local).sum(1).tolist(), by_rank.sum(1).tolist()  # the host waits here
-        rows = self.exchange(x[order // p.topk], send, receive)
-        expert = torch.arange(p.local, device=x.device).repeat(p.ranks).repeat_interleave(received, output_size=rows.shape[0])
+        rows = x.unsqueeze(1).expand(-1, p.topk, -1).reshape(-1, p.hidden).index_select(0, order)
+        rows = self.exchange(rows, send, receive)
         its = by_rank.sum(0)
         padded = (its + ALIGN - 1) // ALIGN * ALIGN
         ends = padded.cumsum(0)
-        by_expert = torch.argsort(expert, stable=True)
-        place = torch.arange(rows.shape[0], device=x.device) + ((ends - padded) - (its.cumsum(0) - its)).repeat_interleave(its, output_size=rows.shape[0])
-        grouped = torch.zeros(rows.shape[0] + p.local * ALIGN, p.hidden, device=x.device, dtype=x.dtype).index_copy(0, place, rows[by_expert])
+        count, arange = rows.shape[0], torch.arange(rows.shape[0], device=x.device)
+        place = arange + ((ends - padded) - (its.cumsum(0) - its)).repeat_interleave(its, output_size=count)
+        if p.ranks > 1:  # they came by rank, then by expert
+            expert = torch.arange(p.local, device=x.device).repeat(p.ranks).repeat_interleave(received, output_size=count)
+            place = torch.empty_like(place).index_copy(0, torch.argsort(expert, stable=True), place)
+        grouped = rows.new_zeros(count + p.local * ALIGN, p.hidden).index_copy(0, place, rows)
         ends = ends.int()
         gate, up = Grouped.apply(grouped, w13, ends).chunk(2, 1)
-        y = Grouped.apply(torch.nn.functional.silu(gate) * up, w2, ends)[place]
-        y = self.exchange(torch.empty_like(y).index_copy(0, by_expert, y), receive, send)
-        slots = torch.empty_like(y).index_copy(0, order, y).view(p.tokens, p.topk, p.hidden)
-        return (slots.float() * weight.unsqueeze(-1)).sum(1).to(x.dtype)
+        y = Grouped.apply(torch.nn.functional.silu(gate) * up, w2, ends).index_select(0, place)
+        y = self.exchange(y, receive, send)
+        back = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=x.device))
+        slots = y.index_select(0, back).view(p.tokens, p.topk, p.hidden)
+        return torch.bmm(weight.to(x.dtype).unsqueeze(1), slots).squeeze(1)
 
     @torch.no_grad()
     def forward(self):
