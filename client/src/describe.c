@@ -149,6 +149,10 @@ static bool describe_argument(const struct mok_cqe *cqe, char *ret, size_t capac
     case MOK_EARG:
         describe_invalid(what, cqe, ret, capacity);
         return true;
+    case MOK_ENOTSUP:
+        snprintf(ret, capacity, "%s %" PRIu64 ": the device's engine does not run it in the layer's precision", what,
+                 cqe->value);
+        return true;
     }
     return false;
 }

@@ -42,6 +42,7 @@ struct options {
     uint64_t ring_bytes;
     uint32_t minibatch_rows;
     bool backward;
+    bool mxfp8; /* per128 */
 };
 
 enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
@@ -142,7 +143,7 @@ static void report(const struct options *o, const struct shape *s, const struct 
              (unsigned long long)o->ring_bytes, o->minibatch_rows);
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
-                                   .precision = "bf16",
+                                   .precision = o->mxfp8 ? "mxfp8-per128" : "bf16",
                                    .shape = s->name,
                                    .ep = (int)o->ep,
                                    .tokens = o->tokens,
@@ -187,6 +188,7 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .experts = experts_of(s, o->ep),
                                           .topk = s->topk,
                                           .ep = o->ep,
+                                          .precision = o->mxfp8 ? MOK_MXFP8_PER128 : MOK_BF16,
                                           .max_tokens = o->tokens,
                                           .context_mode = o->context_mode,
                                           .seed = 1,
@@ -226,6 +228,7 @@ static int usage(FILE *file)
     fprintf(file,
             ")\n"
             "  --op forward|backward   what to time (default forward)\n"
+            "  --precision bf16|mxfp8  of the experts (default bf16; mxfp8: forward, scales of 128 values)\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
             "  --gpus N                GPUs that they are spread over (default 1)\n"
             "  --tokens N              tokens a rank (default 2048)\n"
@@ -251,7 +254,8 @@ static uint32_t name_of(const char *option, const char *text, const char *const 
 
 static void parse(int argc, char **argv, struct options *o)
 {
-    static const char *const ops[] = { "forward", "backward" }, *const contexts[] = { "full", "recompute" };
+    static const char *const ops[] = { "forward", "backward" }, *const contexts[] = { "full", "recompute" },
+                             *const precisions[] = { "bf16", "mxfp8" };
     static const struct option options[] = {
         { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
         { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
@@ -260,6 +264,7 @@ static void parse(int argc, char **argv, struct options *o)
         { "routing", required_argument, NULL, 'o' }, { "op", required_argument, NULL, 'b' },
         { "context", required_argument, NULL, 'c' }, { "ring", required_argument, NULL, 'i' },
         { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
+        { "precision", required_argument, NULL, 'x' },
         { "help", no_argument, NULL, 'h' },          { 0 },
     };
     int c;
@@ -295,6 +300,9 @@ static void parse(int argc, char **argv, struct options *o)
             break;
         case 'b':
             o->backward = name_of("op", optarg, ops, 2) == 1;
+            break;
+        case 'x':
+            o->mxfp8 = name_of("precision", optarg, precisions, 2) == 1;
             break;
         case 'c':
             o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;

@@ -75,7 +75,7 @@ static int own_memory(struct cuda_rank *rank)
                                    .ep = p->ep,
                                    .rank = rank->index,
                                    .max_tokens = p->max_tokens,
-                                   .precision = MOK_BF16,
+                                   .precision = p->precision,
                                    .ring_bytes = p->ring_bytes,
                                    .minibatch_rows = p->minibatch_rows };
 
@@ -129,6 +129,9 @@ static int own_layer(struct cuda_rank *rank)
         .gate = at(d->gate),
         .up = at(d->up),
         .down = at(d->down),
+        .gate_scale = at(d->gate_scale),
+        .up_scale = at(d->up_scale),
+        .down_scale = at(d->down_scale),
         .d_gate = at(d->d_gate),
         .d_up = at(d->d_up),
         .d_down = at(d->d_down),

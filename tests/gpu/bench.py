@@ -1,18 +1,23 @@
 """One forward, or one backward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
-usage: bench.py [--op forward|backward] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines, which tables.py reads.
+usage: bench.py [--op forward|backward] [--precision bf16|mxfp8] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines, which tables.py reads.
+--precision mxfp8: `NAME mxfp8` and `NAME mxfp8 tiles` (weights in tiles of 128 x 128) beside the BF16 forward.
 Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones), `NAME +=` adds to them, `NAME recompute`
 makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring; the baseline's is its own backward alone."""
 import json, os, re, statistics as st, subprocess, sys
 command = "bench.py " + " ".join(sys.argv[1:])
 op = "forward"
-if len(sys.argv) > 2 and sys.argv[1] == "--op":
-    op = sys.argv[2]
+precision = "bf16"
+while len(sys.argv) > 2 and sys.argv[1] in ("--op", "--precision"):
+    if sys.argv[1] == "--op":
+        op = sys.argv[2]
+    else:
+        precision = sys.argv[2]
     del sys.argv[1:3]
 sys.path.insert(0, sys.argv[1])
 import torch
 from common import *
 import mokgpu
-from mokgpu import Group
+from mokgpu import Group, quantise
 from timing import graph, origin, row, shot
 
 shapes = sys.argv[2].split(",")
@@ -81,11 +86,11 @@ for name in shapes:
         run[n] = graph(G.backward)
         groups.append((G, (out, dx, dw, grads)))
 
-    def add(n, path, ids, **options):
+    def add(n, path, ids, params=[gate, up, w2, None, None, None], **options):
         """One more entry of the loop; says how right it is, and where its time goes."""
         G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), **options)
         out = torch.full((T, H), float("nan"), device="cuda", dtype=BF)
-        G.set([x], [ids], [w], [[gate, up, w2, None, None, None]], [out])
+        G.set([x], [ids], [w], [params], [out])
         G.forward()
         schedule = []
         for _ in range(7):
@@ -104,6 +109,9 @@ for name in shapes:
     for n, path in libs.items():
         if not back:
             add(n, path, i32)
+            for tiles in (False, True) if precision == "mxfp8" else ():
+                codes, scales = zip(*[quantise(m, tiles) for m in (gate, up, w2)])
+                add(n + (" mxfp8 tiles" if tiles else " mxfp8"), path, i32, params=[*codes, None, None, None, *scales], precision=3)
             continue
         add_backward(n, path)
         add_backward(n + " +=", path, flags=0)

@@ -19,8 +19,12 @@
 #include "mx/mx.h"
 #include "plain_bf16.h"
 
-#ifndef REPEATS
+/* An emulated GPU is slow. */
+#ifdef MAX_EP
+#define TOKENS(many, few) few
+#else
 #define REPEATS 200
+#define TOKENS(many, few) many
 #endif
 
 static uint16_t *forward(const struct problem *p, const struct device_options *options, const uint32_t *tokens)
@@ -56,10 +60,10 @@ static void check_layer(const char *what, const struct problem *p, const uint16_
 }
 
 static const struct problem_options layers[] = {
-    { .hidden = 336, .intermediate = 208, .experts = 8, .topk = 3, .tokens = 500, .shared_intermediate = 80,
+    { .hidden = 336, .intermediate = 208, .experts = 8, .topk = 3, .tokens = TOKENS(500, 110), .shared_intermediate = 80,
       .routing = ROUTE_ZIPF, .masked = 0.1, .seed = 11 },
-    { .hidden = 256, .intermediate = 512, .experts = 4, .topk = 2, .tokens = 300, .seed = 12 },
-    { .hidden = 80, .intermediate = 144, .experts = 8, .topk = 5, .tokens = 130, .clamp = 0.9f,
+    { .hidden = 256, .intermediate = 512, .experts = 4, .topk = 2, .tokens = TOKENS(300, 90), .seed = 12 },
+    { .hidden = 80, .intermediate = 144, .experts = 8, .topk = 5, .tokens = TOKENS(130, 50), .clamp = 0.9f,
       .weighting = WEIGHT_ZERO_NEGATIVE, .seed = 13 },
     { .hidden = 16, .intermediate = 16, .experts = 4, .topk = 1, .tokens = 40, .shared_intermediate = 16, .seed = 14 },
 };
@@ -74,7 +78,7 @@ static void layers_are_within_the_bound_of_e4m3_operands(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++)
-        for (uint32_t ep = 1; ep <= 4; ep *= 4) {
+        for (uint32_t ep = 1; ep <= TOKENS(4, i == 0 ? 4u : 1u); ep *= 4) {
             uint32_t tokens[DEVICE_MAX_RANKS];
             struct rng rng = { ep };
             char what[80];
@@ -146,7 +150,7 @@ static void strange_values(struct problem *p)
 
 static void x_is_quantised_bit_for_bit(void **state)
 {
-    const uint32_t hidden[] = { 16, 80, 336, 2064, 4224 };
+    const uint32_t hidden[] = { 16, 80, 336, 2064 };
 
     (void)state;
     for (size_t n = 0; n < sizeof(hidden) / sizeof(hidden[0]); n++) {
@@ -194,12 +198,12 @@ static void what_is_not_finite_stays_with_its_token(void **state)
     (void)state;
     make(&p, 1);
     p.x[7 * p.hidden + 5] = 0x7fc0;
-    p.x[200 * p.hidden] = 0xff80;
+    p.x[80 * p.hidden] = 0xff80;
     out = forward(&p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
     for (uint32_t t = 0; t < p.tokens; t++)
         for (uint32_t i = 0; i < p.hidden; i++) {
             bool nan = (out[(size_t)t * p.hidden + i] & 0x7fffu) > 0x7f80u;
-            if (nan != (t == 7 || t == 200))
+            if (nan != (t == 7 || t == 80))
                 fail_msg("token %u, column %u is %s", t, i, nan ? "NaN" : "a number");
         }
     free(out);
@@ -209,7 +213,7 @@ static void what_is_not_finite_stays_with_its_token(void **state)
 static void every_number_of_experts_is_right(void **state)
 {
 #ifdef MAX_EP
-    const uint32_t step = 43;
+    const uint32_t step = 129;
 #else
     const uint32_t step = 1;
 #endif
@@ -220,7 +224,7 @@ static void every_number_of_experts_is_right(void **state)
         uint16_t *out;
 
         problem_make(&p, &(struct problem_options){ .hidden = 32, .intermediate = 48, .experts = experts, .topk = 2,
-                                                    .tokens = 70, .routing = ROUTE_DUPLICATES, .seed = experts });
+                                                    .tokens = TOKENS(70, 40), .routing = ROUTE_DUPLICATES, .seed = experts });
         problem_quantise_weights(&p, 128);
         out = forward(&p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
         snprintf(what, sizeof(what), "%u experts", experts);

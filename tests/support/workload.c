@@ -113,8 +113,8 @@ static void put(mok_buffer *buffer, void *staged, uint64_t bytes)
     free(staged);
 }
 
-static void fill_bf16(const struct workload_rank *r, mok_buffer *buffer, enum workload_stream stream, uint64_t first,
-                      uint64_t count, float scale)
+static uint16_t *stage_bf16(const struct workload_rank *r, enum workload_stream stream, uint64_t first, uint64_t count,
+                            float scale)
 {
     uint64_t drawn = r->problem->repeated && count > REPEATED_VALUES ? REPEATED_VALUES : count;
     uint16_t *data = stage(count * 2);
@@ -122,7 +122,38 @@ static void fill_bf16(const struct workload_rank *r, mok_buffer *buffer, enum wo
         data[i] = workload_bf16(workload_value(r->problem, stream, first + i) * scale);
     for (uint64_t i = drawn; i < count; i += drawn)
         memcpy(data + i, data, (count - i < drawn ? count - i : drawn) * 2);
-    put(buffer, data, count * 2);
+    return data;
+}
+
+static void fill_bf16(const struct workload_rank *r, mok_buffer *buffer, enum workload_stream stream, uint64_t first,
+                      uint64_t count, float scale)
+{
+    put(buffer, stage_bf16(r, stream, first, count, scale), count * 2);
+}
+
+static bool is_mx(const struct workload *p)
+{
+    return p->precision > MOK_BF16;
+}
+
+/* Rows of experts' weights, as the layer's precision wants them. */
+static void fill_weight(const struct workload_rank *r, mok_buffer *buffer, mok_buffer *scales, enum workload_stream stream,
+                        uint64_t rows, uint64_t columns, float scale)
+{
+    const struct workload *p = r->problem;
+    uint64_t count = rows * columns, scale_bytes = mok_mxfp8_scale_bytes(rows, columns);
+    if (!is_mx(p)) {
+        fill_bf16(r, buffer, stream, r->rank * count, count, scale);
+        return;
+    }
+    mok_mxfp8_options o = { .size = sizeof(o), .rows = rows, .columns = columns, .dtype = MOK_DTYPE_BF16, .precision = p->precision };
+    uint16_t *values = stage_bf16(r, stream, r->rank * count, count, scale);
+    uint8_t *code = stage(count), *code_scale = stage(scale_bytes);
+    if (mok_mxfp8_quantize(&o, values, code, code_scale) < 0)
+        abort();
+    free(values);
+    put(buffer, code, count);
+    put(scales, code_scale, scale_bytes);
 }
 
 static void fill_routing(struct workload_rank *r)
@@ -149,9 +180,9 @@ void workload_fill(struct workload_rank *r)
     fill_bf16(r, r->x, STREAM_X, r->first_token * h, r->tokens * h, 1.0f);
     if (!p->forward_only)
         fill_bf16(r, r->d_out, STREAM_D_OUT, r->first_token * h, r->tokens * h, 1.0f);
-    fill_bf16(r, r->gate, STREAM_GATE, r->rank * local * n * h, local * n * h, sh);
-    fill_bf16(r, r->up, STREAM_UP, r->rank * local * n * h, local * n * h, sh);
-    fill_bf16(r, r->down, STREAM_DOWN, r->rank * local * n * h, local * n * h, si);
+    fill_weight(r, r->gate, r->gate_scale, STREAM_GATE, local * n, h, sh);
+    fill_weight(r, r->up, r->up_scale, STREAM_UP, local * n, h, sh);
+    fill_weight(r, r->down, r->down_scale, STREAM_DOWN, local * h, n, si);
     if (is) {
         fill_bf16(r, r->s_gate, STREAM_S_GATE, 0, is * h, sh);
         fill_bf16(r, r->s_up, STREAM_S_UP, 0, is * h, sh);
@@ -171,7 +202,7 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
 {
     const struct workload *p = r->problem;
     uint64_t h = p->hidden, local = p->experts / p->ep, t = p->max_tokens, k = p->topk, is = p->shared_intermediate;
-    uint64_t expert = local * p->intermediate * h;
+    uint64_t expert = local * p->intermediate * h, weight = is_mx(p) ? expert : expert * 2;
     uint64_t context = p->context_mode == MOK_CONTEXT_RECOMPUTE ? memory->context_recompute_bytes
                                                                  : memory->context_full_bytes;
     bool both = !p->forward_only;
@@ -181,8 +212,8 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
         bool backward; /* only then */
     } wanted[] = {
         { &r->ids, t * k * 4, false },      { &r->weight, t * k * 4, false },   { &r->out, t * h * 2, false },     { &r->d_x, t * h * 2, true },
-        { &r->d_weight, t * k * 4, true }, { &r->context, context, false },    { &r->gate, expert * 2, false },   { &r->up, expert * 2, false },
-        { &r->down, expert * 2, false },    { &r->d_gate, expert * 4, true },  { &r->d_up, expert * 4, true },   { &r->d_down, expert * 4, true },
+        { &r->d_weight, t * k * 4, true }, { &r->context, context, false },    { &r->gate, weight, false },   { &r->up, weight, false },
+        { &r->down, weight, false },    { &r->d_gate, expert * 4, true },  { &r->d_up, expert * 4, true },   { &r->d_down, expert * 4, true },
         { &r->s_gate, is * h * 2, false },  { &r->s_up, is * h * 2, false },    { &r->s_down, is * h * 2, false }, { &r->d_s_gate, is * h * 4, true },
         { &r->d_s_up, is * h * 4, true },  { &r->d_s_down, is * h * 4, true },
     };
@@ -193,6 +224,13 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
     for (size_t i = 0; i < count && code == 0; i++)
         if (both || !wanted[i].backward)
             code = private_buffer(r, device, wanted[i].bytes, wanted[i].buffer);
+    uint64_t in = mok_mxfp8_scale_bytes(local * p->intermediate, h), out = mok_mxfp8_scale_bytes(local * h, p->intermediate);
+    if (code == 0 && is_mx(p))
+        code = private_buffer(r, device, in, &r->gate_scale);
+    if (code == 0 && is_mx(p))
+        code = private_buffer(r, device, in, &r->up_scale);
+    if (code == 0 && is_mx(p))
+        code = private_buffer(r, device, out, &r->down_scale);
     return code;
 }
 
@@ -207,6 +245,7 @@ static int bind(struct workload_rank *r)
         .size = sizeof(params), .gate = whole(r->gate), .up = whole(r->up), .down = whole(r->down),
         .d_gate = whole(r->d_gate), .d_up = whole(r->d_up), .d_down = whole(r->d_down),
         .shared_gate = whole(r->s_gate), .shared_up = whole(r->s_up), .shared_down = whole(r->s_down),
+        .gate_scale = whole(r->gate_scale), .up_scale = whole(r->up_scale), .down_scale = whole(r->down_scale),
         .d_shared_gate = whole(r->d_s_gate), .d_shared_up = whole(r->d_s_up), .d_shared_down = whole(r->d_s_down),
     };
     return mok_layer_bind(r->layer, &params);

@@ -40,6 +40,7 @@ struct workload_rank {
     mok_buffer *x, *d_out;                         /* symmetric */
     mok_buffer *ids, *weight, *out, *d_x, *d_weight, *context;
     mok_buffer *gate, *up, *down, *d_gate, *d_up, *d_down;
+    mok_buffer *gate_scale, *up_scale, *down_scale; /* MXFP8 */
     mok_buffer *s_gate, *s_up, *s_down, *d_s_gate, *d_s_up, *d_s_down;
 };
 

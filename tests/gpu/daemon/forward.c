@@ -66,6 +66,26 @@ static void copy_in(mok_buffer *buffer, const void *from, size_t bytes)
     workload_copy(mok_buffer_data(buffer), from, bytes);
 }
 
+static void put_weights(const struct workload_rank *r, const uint16_t *from, uint64_t rows, uint64_t columns,
+                        mok_buffer *buffer, mok_buffer *scales)
+{
+    const mok_mxfp8_options o = { .size = sizeof(o), .rows = rows, .columns = columns, .dtype = MOK_DTYPE_BF16,
+                                  .precision = r->problem->precision };
+    uint64_t scale_bytes = mok_mxfp8_scale_bytes(rows, columns);
+
+    if (!o.precision) {
+        copy_in(buffer, from, rows * columns * 2);
+        return;
+    }
+    uint8_t *code = malloc(rows * columns), *scale = malloc(scale_bytes);
+    if (code && scale && mok_mxfp8_quantize(&o, from, code, scale) == 0) {
+        copy_in(buffer, code, rows * columns);
+        copy_in(scales, scale, scale_bytes);
+    }
+    free(code);
+    free(scale);
+}
+
 static void put_inputs(const struct workload_rank *r, const struct part *t)
 {
     const struct problem *p = t->problem;
@@ -74,9 +94,9 @@ static void put_inputs(const struct workload_rank *r, const struct part *t)
     copy_in(r->x, p->x + (size_t)t->first * p->hidden, (size_t)t->tokens * p->hidden * 2);
     copy_in(r->ids, p->ids + (size_t)t->first * p->topk, (size_t)t->tokens * p->topk * 4);
     copy_in(r->weight, p->topk_weight + (size_t)t->first * p->topk, (size_t)t->tokens * p->topk * 4);
-    copy_in(r->gate, p->gate + e0 * expert, local * expert * 2);
-    copy_in(r->up, p->up + e0 * expert, local * expert * 2);
-    copy_in(r->down, p->down + e0 * expert, local * expert * 2);
+    put_weights(r, p->gate + e0 * expert, local * p->intermediate, p->hidden, r->gate, r->gate_scale);
+    put_weights(r, p->up + e0 * expert, local * p->intermediate, p->hidden, r->up, r->up_scale);
+    put_weights(r, p->down + e0 * expert, local * p->hidden, p->intermediate, r->down, r->down_scale);
     if (p->shared_intermediate) {
         size_t shared = (size_t)p->shared_intermediate * p->hidden;
         copy_in(r->s_gate, p->shared_gate, shared * 2);
@@ -138,7 +158,7 @@ static void *run_rank(void *argument)
 }
 
 struct run_options {
-    uint32_t ep, first_device, repeats;
+    uint32_t ep, first_device, repeats, precision;
     uint64_t ring_bytes;
     bool beside;
 };
@@ -171,6 +191,7 @@ static int run(const struct stack *stack, const struct problem *p, const uint32_
                                            .clamp = p->clamp,
                                            .shared_intermediate = p->shared_intermediate,
                                            .seed = 1,
+                                           .precision = o->precision,
                                            .ring_bytes = o->ring_bytes,
                                            .forward_only = true };
         first += tokens[r];
@@ -254,6 +275,43 @@ static void every_output_is_what_the_formulas_say_and_what_the_host_engine_gives
         free(gpu);
         free(first);
         result_free(&want);
+        problem_free(&p);
+    }
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
+static void a_layer_in_mxfp8_is_what_the_host_engine_gives(void **state)
+{
+    static const size_t which[] = { 1, 4 };
+    struct stack stack;
+    (void)state;
+
+    assert_int_equal(gpu_stack_start(&stack, 2, 1), 0);
+    for (size_t i = 0; i < sizeof(which) / sizeof(which[0]); i++) {
+        struct problem p;
+        problem_make(&p, &cases[which[i]]);
+        size_t count = problem_rows_elements(&p);
+        uint16_t *host = calloc(count + 1, 2), *gpu = calloc(count + 1, 2), *two = calloc(count + 1, 2);
+        double *want = calloc(count + 1, sizeof(*want));
+        const uint32_t halves[2] = { p.tokens / 3, p.tokens - p.tokens / 3 };
+        struct run_options o = { .ep = 1, .repeats = 2, .precision = MOK_MXFP8_PER128 };
+        assert_int_equal(run(&stack, &p, &p.tokens, &o, gpu), 0);
+        o.ep = 2;
+        assert_int_equal(run(&stack, &p, halves, &o, two), 0);
+        assert_memory_equal(gpu, two, count * 2);
+        o.ep = 1;
+        o.first_device = 2;
+        assert_int_equal(run(&stack, &p, &p.tokens, &o, host), 0);
+        for (size_t e = 0; e < count; e++)
+            want[e] = (double)workload_float(host[e]);
+        double error = error_of(gpu, want, count);
+        printf("case %zu in mxfp8: %.2e from the host engine\n", which[i], error);
+        if (!(error <= 3e-3))
+            fail_msg("case %zu in mxfp8: %g from the host engine, at most 3e-3", which[i], error);
+        free(want);
+        free(two);
+        free(gpu);
+        free(host);
         problem_free(&p);
     }
     assert_int_equal(stack_stop(&stack), 0);
@@ -472,6 +530,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_output_is_what_the_formulas_say_and_what_the_host_engine_gives),
+        cmocka_unit_test(a_layer_in_mxfp8_is_what_the_host_engine_gives),
         cmocka_unit_test(a_bad_expert_id_is_named_and_nothing_is_written),
         cmocka_unit_test(an_operation_keeps_its_place_in_a_stream),
         cmocka_unit_test(repeats_have_the_same_bits_beside_a_clients_kernels),
