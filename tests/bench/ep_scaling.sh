@@ -152,9 +152,10 @@ on_gpus() {
     local sharing=${MOK_TEST_MPS_PIPE:+mps}
     sharing=${sharing:-slices}
     if [[ $ranks -gt 1 ]]; then
-        step 60 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok${peers:+,$peers}" --rounds "$rounds" --limit 57
+        step 60 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok,mok16${peers:+,$peers}" --rounds "$rounds" --limit 57
     fi
-    step 60 "$sharing, EP 1 beside the baselines, uniform" "${one[@]}" "${other[@]}" --rounds "$rounds" --limit 57
+    step 60 "$sharing, EP 1 beside the baselines, uniform" "${one[@]}" "${other[@]}" --candidates mok,mok16,strong,naive \
+        --rounds "$rounds" --limit 57
     step 45 "$sharing, EP $ranks correct against FP64, all routings" "${layer[@]}" --check --candidates "mok${peers:+,$peers}" --limit 42
     step 70 "$sharing, EP $ranks beside the strong baseline, Zipf and hot rank" "${layer[@]}" --candidates "mok${peers:+,strong}" \
         --routing zipf,hot-rank --rounds $((rounds / 2 + 1)) --limit 66
