@@ -118,10 +118,12 @@ step() { # seconds-at-most description command...
     timeout -k 5 "$((most < left - 3 ? most : left - 3))" "$@" > "$out/step.out" 2> "$out/step.err" || code=$?
     grep -a '^{' "$out/step.out" >> "$result" || true
     cat "$out/step.out" "$out/step.err" >> "$log"
-    if [[ $code -ne 0 ]]; then
+    if [[ $code -eq 77 ]]; then
+        echo "$(now) skipped: $what" >&2
+    elif [[ $code -ne 0 ]]; then
         failed=$((failed + 1))
         echo "$(now) FAILED with $code after $((SECONDS - from)) s: $what" >&2
-        tail -n 12 "$out/step.err" | cut -c1-300 >&2
+        grep -av 'session: [a-z]*ed session' "$out/step.err" | tail -n 12 | cut -c1-300 >&2 || true
         grep -av '^{' "$out/step.out" | tail -n 12 | cut -c1-300 >&2 || true
     fi
     rm -f "$out/step.out" "$out/step.err"

@@ -61,7 +61,7 @@ class Naive:
         rows = x.unsqueeze(1).expand(-1, p.topk, -1).reshape(-1, p.hidden).index_select(0, order)
         rows = self.exchange(rows, send, receive)
         its = by_rank.sum(0)
-        padded = (its + ALIGN - 1) // ALIGN * ALIGN
+        padded = (its.clamp(min=1) + ALIGN - 1) // ALIGN * ALIGN  # zeros for an expert without rows, so that its gradients are zeros
         ends = padded.cumsum(0)
         count, arange = rows.shape[0], torch.arange(rows.shape[0], device=x.device)
         place = arange + ((ends - padded) - (its.cumsum(0) - its)).repeat_interleave(its, output_size=count)
