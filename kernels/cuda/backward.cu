@@ -690,8 +690,8 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 
 extern "C" int mok_cuda_launch_backward(const mok_cuda_backward_args *args, uint32_t blocks, void *stream)
 {
-    return mok::launch(true, mok::backward_kernel, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, mok::smem_bytes,
-                       stream, *args);
+    return mok::launch(true, mok::backward_kernel, dim3(args->common.retiring_blocks + blocks), MOK_THREADS, mok::smem_bytes, stream,
+                       *args);
 }
 
 extern "C" int mok_cuda_backward_setup(void)

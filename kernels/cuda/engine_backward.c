@@ -161,5 +161,6 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
         common->x_ring[0] = (void *)(uintptr_t)(ring + l->kept.x);
     l->backward.kept = ring != NULL;
     common->chaos_seed++;
+    mok_cuda_retire(l, args, l->schedule.slots, common);
     return mok_cuda_launch_backward(&l->backward, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }

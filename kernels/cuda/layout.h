@@ -46,6 +46,7 @@ enum mok_cuda_task_type {
     MOK_TASK_D_HIDDEN = 4, /* backward: from here on */
     MOK_TASK_D_INPUT = 5,
     MOK_TASK_WGRAD = 6,
+    MOK_TASK_TYPES = 8,
 };
 
 enum mok_cuda_wgrad { MOK_WGRAD_GATE = 0, MOK_WGRAD_UP = 1, MOK_WGRAD_DOWN = 2 };
@@ -235,6 +236,9 @@ struct mok_cuda_common {
     float clamp;
     uint32_t chaos_delay_us, chaos_seed;
     struct mok_sides sides; /* of clamp */
+    /* The first blocks of a grid retire at a task border once they have done so much, in k-blocks; see retire.c. */
+    uint32_t retiring_blocks, retire_after;
+    uint32_t work[MOK_TASK_TYPES]; /* k-blocks of a task, about */
 };
 
 struct mok_cuda_main_args {
@@ -308,6 +312,7 @@ struct mok_cuda_save_args {
 int mok_cuda_launch_prepare(const struct mok_cuda_prepare_args *args, void *stream);
 int mok_cuda_launch_save(const struct mok_cuda_save_args *args, void *stream);
 int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *stream);
+/* `blocks` a multiple of MOK_CLUSTER: resident at once; the retiring ones are in addition */
 int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);

@@ -161,7 +161,9 @@ static void open_backward(struct device_group *g, const struct problem *p, uint3
 void device_group_open(struct device_group *g, const struct problem *p, const struct device_options *options,
                        const uint32_t *tokens)
 {
-    struct mok_engine_config config = { .blocks = options->blocks, .chaos_delay_us = options->chaos_delay_us };
+    struct mok_engine_config config = {
+        .blocks = options->blocks, .chaos_delay_us = options->chaos_delay_us, .yield_us = options->yield_us
+    };
     struct mok_message message = { { 0 } };
     struct mok_device_limits limits;
     void *symmetric[DEVICE_MAX_RANKS];

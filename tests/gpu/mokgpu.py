@@ -10,7 +10,8 @@ def load(path):
     lib.shim_message.restype = ctypes.c_char_p
     lib.shim_open.restype = P
     lib.shim_layer.restype = P
-    lib.shim_open.argtypes = [U32, U32, U32]
+    lib.shim_open.argtypes = [U32, U32, U32, U32]
+    lib.shim_busy.argtypes = [U32, U64, P]
     lib.shim_close.argtypes = [P]
     lib.shim_sizes.argtypes = [P, P]
     lib.shim_layer.argtypes = [P, P, F, P, P]
@@ -24,7 +25,7 @@ def load(path):
 class Group:
     """All ranks of one layer on one device, each with an engine of its own."""
 
-    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None):
+    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None, yield_us=0):
         self.lib, self.H, self.I, self.E, self.K, self.ep, self.el = lib, H, I, E, K, ep, E // ep
         self.device = devices or [device] * ep
         units = torch.cuda.get_device_properties(device).multi_processor_count
@@ -39,7 +40,7 @@ class Group:
         ptrs = (P * ep)(*[s.data_ptr() for s in self.sym])
         self.engine, self.layer = [], []
         for r in range(ep):
-            e = lib.shim_open(self.device[r], chaos, blocks)
+            e = lib.shim_open(self.device[r], chaos, blocks, yield_us)
             assert e, lib.shim_message()
             l = lib.shim_layer(e, specs[r], clamp, ptrs, self.priv[r].data_ptr())
             assert l, lib.shim_message()

@@ -8,6 +8,7 @@
 
 #include "../../kernels/cuda/engine.h"
 #include "../../kernels/plan_backend.h"
+#include "busy.h"
 
 #define SHIM __attribute__((visibility("default")))
 
@@ -18,9 +19,11 @@ SHIM const char *shim_message(void)
     return message.text;
 }
 
-SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us, uint32_t blocks)
+SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us, uint32_t blocks, uint32_t yield_us)
 {
-    struct mok_engine_config config = { .index = device, .chaos_delay_us = chaos_delay_us, .blocks = blocks };
+    struct mok_engine_config config = {
+        .index = device, .chaos_delay_us = chaos_delay_us, .blocks = blocks, .yield_us = yield_us
+    };
     struct mok_engine *e = NULL;
     return mok_cuda_engine.open(&config, &e, &message) < 0 ? NULL : e;
 }
@@ -28,6 +31,12 @@ SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us, uint
 SHIM void shim_close(struct mok_engine *engine)
 {
     mok_cuda_engine.close(engine);
+}
+
+/* A client's kernel, see daemon/busy.h. */
+SHIM int shim_busy(uint32_t blocks, uint64_t ns, void *stream)
+{
+    return busy_launch(blocks, ns, stream);
 }
 
 /* Lets the GPUs of this machine read and write each other's memory. */

@@ -139,8 +139,9 @@ static void no_setting_changes_a_bit(void **state)
         { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .ring_rows = 64, .chaos_delay_us = 20 },
         { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .blocks = 2 },
         { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .chaos_delay_us = 30 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .yield_us = 1 },
         { .ranks = 2, .context_mode = MOK_CONTEXT_FULL },
-        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 64 },
+        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 64, .yield_us = 5 },
         { .ranks = 8, .context_mode = MOK_CONTEXT_RECOMPUTE, .chaos_delay_us = 10, .blocks = 2 },
     };
     struct problem p;
