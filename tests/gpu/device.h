@@ -20,6 +20,7 @@ struct device_memory {
 struct device_group {
     uint32_t ranks;
     uint32_t flags;       /* of a backward */
+    bool bf16_gradients;
     struct problem shape; /* dimensions only */
     struct mok_plan plan[DEVICE_MAX_RANKS];
     struct mok_engine *engine[DEVICE_MAX_RANKS];
@@ -40,6 +41,7 @@ struct device_options {
     uint64_t ring_rows;    /* 0: the plan's */
     uint32_t context_mode; /* not 0: backward can be run too */
     uint32_t flags;        /* of the backward */
+    bool bf16_gradients;
 };
 
 /* Ends the test with a sentence when something is refused. `tokens`: [ranks]. */

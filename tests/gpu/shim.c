@@ -51,7 +51,7 @@ SHIM int shim_peers(int devices)
     return 0;
 }
 
-/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units; sizes: symmetric, private, context, ring rows,
+/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units gradient_dtype; sizes: symmetric, private, context, ring rows,
  * ctx_ring */
 static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
 {
@@ -68,7 +68,8 @@ static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
                                 .precision = MOK_BF16,
                                 .shared_intermediate = (uint32_t)spec[7],
                                 .clamp = clamp,
-                                .minibatch_rows = (uint32_t)spec[9] };
+                                .minibatch_rows = (uint32_t)spec[9],
+                                .gradient_dtype = (uint32_t)spec[11] };
     s.ring_bytes = spec[8] * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = s });
     return mok_plan_make(&s, &device, ret, NULL, 0, &message);
 }
@@ -129,7 +130,7 @@ SHIM int shim_enqueue(struct mok_engine_layer *layer, uint32_t phase, uint32_t t
 
 /* gradients: of gate, up, down, shared gate, up, down */
 SHIM int shim_enqueue_backward(struct mok_engine_layer *layer, uint32_t phase, uint32_t tokens,
-                               const void *const *params, float *const *gradients, void *d_x, float *d_topk_weight,
+                               const void *const *params, void *const *gradients, void *d_x, float *d_topk_weight,
                                uint32_t ep, const void *const *x, const void *const *d_out, const uint32_t *peer_tokens,
                                uint32_t flags, uint32_t context_mode, void *context, void *stream)
 {
