@@ -2,6 +2,7 @@
 """Candidates in turn on a warm card, ranks together, the slowest rank counts; records of the form that mok-bench prints."""
 import datetime
 import json
+import random
 import statistics
 import sys
 
@@ -71,11 +72,11 @@ class Dense:
 
 
 def alternate(entries, rounds, ranks, after, seldom=()):
-    """Median ms of each entry. Every round runs all of them, beginning with another one; `seldom`: two rounds of three."""
+    """Median ms of each entry. Every round runs all of them in another order, since the card remembers what ran before;
+    `seldom`: two rounds of three."""
     names, times = list(entries), {n: [] for n in entries}
     for r in range(rounds + 2):
-        for i in range(len(names)):
-            name = names[(i + r) % len(names)]
+        for name in random.Random(r).sample(names, len(names)):  # the same on all ranks
             if name in seldom and r % 3 == 1:
                 continue
             ms = timing.shot(entries[name], ranks.align if ranks.ranks > 1 else None)
