@@ -188,6 +188,8 @@ on_gpus() {
         step 40 "$sharing, daemon's cost, kimi, forward, $routing" "${plain[@]}" --shape kimi --routing "$routing"
     done
     mps_stop
+    step 40 "slices, EP $ranks beside the strong baseline, uniform" "${layer[@]}" --candidates "mok${peers:+,strong}" --shape kimi,qwen \
+        --rounds $((rounds / 2 + 1)) --limit 37
     for op in forward backward; do
         for shape in kimi qwen; do
             step 30 "slices, $shape, $op" "${plain[@]}" --shape "$shape" --op "$op"
