@@ -586,7 +586,7 @@ static void set_defaults(struct mokd_config *config)
         .metrics_mode = 0660,
         .rack = { .heartbeat_ms = 250, .timeout_ms = 2000 },
         .limits = { .of = { [MOKD_BYTES] = MOKD_NO_LIMIT,
-                            [MOKD_SESSIONS] = 64,
+                            [MOKD_SESSIONS] = 256, /* a job of a whole rack, and some more */
                             [MOKD_GROUPS] = 1024,
                             [MOKD_LAYERS] = 16384,
                             [MOKD_BUFFERS] = 65536,
