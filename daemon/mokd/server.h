@@ -19,7 +19,7 @@
 #include "wire.h"
 
 #define MOKD_PROTOCOL 1u /* of control.proto */
-#define MOKD_FEATURES MOK_FEATURE_RESUME
+#define MOKD_FEATURES (MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS)
 #define MOKD_RESERVE 4
 #define MOKD_TEXT_MAX 512 /* bytes of a sentence in an answer */
 
@@ -42,6 +42,7 @@ struct mokd_pool;
 struct rack;
 struct mokd_rack_groups;
 struct mokd_rack_orders;
+struct mokd_rack_share;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
@@ -68,6 +69,7 @@ struct mokd_server {
     struct rack *rack;      /* the other nodes; NULL: there are none */
     struct mokd_rack_groups *rack_groups; /* groups over nodes; NULL: there are none */
     struct mokd_rack_orders *rack_orders; /* rack_orders.c; NULL: there is no rack */
+    struct mokd_rack_share *rack_share; /* rack_share.c; NULL: users are each node's own */
     struct mokd_trace *trace; /* the one under way */
     struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */

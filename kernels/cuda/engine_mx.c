@@ -29,6 +29,8 @@ void mok_cuda_mx_fill(struct mok_engine_layer *l)
     mx->h_blocks = (uint32_t)mok_div_up(spec->intermediate, MOK_MX_TILE_K);
     mx->x_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan);
     mx->h_scale_bytes = 4 * mx->tiles;
+    if (mok_cuda_is_mx(l)) /* what a block does before it retires is counted with these */
+        l->main.set[0].k_blocks = mx->h_blocks;
 }
 
 /* Pairs of codes are mapped as BF16 elements: boxes are 128 bytes wide all the same, and what is past an edge is zero. */
@@ -101,5 +103,6 @@ int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *arg
     mx->context_a = ring ? ring + kept->a : NULL;
     mx->context_b = ring ? ring + kept->b : NULL;
     mx->common.chaos_seed++;
+    mok_cuda_retire(l, args, l->schedule.slots, &mx->common);
     return mok_cuda_launch_mx_main(mx, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }

@@ -302,7 +302,7 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 template <bool Per32> int launch_mx(const mok_cuda_mx_args &args, uint32_t blocks, void *stream)
 {
     const mx_arguments<Per32> p = { args };
-    return launch(true, mx_kernel<Per32>, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, smem_bytes, stream, p);
+    return launch(true, mx_kernel<Per32>, dim3(args.common.retiring_blocks + blocks), MOK_THREADS, smem_bytes, stream, p);
 }
 
 } // namespace

@@ -107,9 +107,9 @@ def mokd_cuda(rs):
     for r in sorted(rs, key=order):
         naive = r.get("naive_ms")
         rows.append([r["shape"], r["op"], str(r["ep"]), f"{r['tokens']:,}", r["routing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r.get("over_peer"), 3),
-                     percent(r["share_of_dense"]), percent(r.get("peer_share_of_dense")), number(r.get("other_ms"), 3), number(naive, 2), number(naive / r["ms"]) if naive else "-",
+                     number(r.get("bf16_gradients_ms"), 3), percent(r["share_of_dense"]), percent(r.get("peer_share_of_dense")), number(r.get("other_ms"), 3), number(naive, 2), number(naive / r["ms"]) if naive else "-",
                      number(r["ms"] / r["floor_ms"]) if r.get("floor_ms") else "-"])
-    return table(["shape", "op", "EP", "tokens a rank", "routing", "mokd ms", "strong ms", "over strong", "of dense", "strong's", "other strong ms", "naive ms", "naive over mokd",
+    return table(["shape", "op", "EP", "tokens a rank", "routing", "mokd ms", "strong ms", "over strong", "mokd, BF16 gradients ms", "of dense", "strong's", "other strong ms", "naive ms", "naive over mokd",
                   "over the busiest rank's floor"], rows)
 
 

@@ -78,7 +78,7 @@ static void layers_are_within_the_bound_of_e4m3_operands(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++)
-        for (uint32_t ep = 1; ep <= TOKENS(4, i == 0 ? 4u : 1u); ep *= 4) {
+        for (uint32_t ep = 1; ep <= (i == 0 ? 4u : TOKENS(4u, 1u)); ep *= 4) {
             uint32_t tokens[DEVICE_MAX_RANKS];
             struct rng rng = { ep };
             char what[80];

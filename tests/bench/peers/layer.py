@@ -19,7 +19,7 @@ def arguments():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--shape", default="kimi,glm,qwen,dsv4")
     a.add_argument("--routing", default="uniform", help="uniform, zipf, hot-rank, hot-expert; several with commas")
-    a.add_argument("--candidates", default="mok,strong,naive", help="which of mok, strong, naive; several with commas")
+    a.add_argument("--candidates", default="mok,strong,naive", help="which of mok, mok16 (weight gradients in BF16), strong, naive; several with commas")
     a.add_argument("--baseline", help="another baseline's directory (common.py, libglue.so), as one more candidate; EP 1 only")
     a.add_argument("--ops", default="forward,backward", help="forward alone needs less memory")
     a.add_argument("--context", default="full", choices=("full", "recompute"))
@@ -147,7 +147,29 @@ class Candidates:
                     raise SystemExit("peers: mok's repeat differs")
             results["mok"] = [m.out] + ([m.d_x, m.d_weight, torch.cat([m.d_gate, m.d_up], 1), m.d_down] if self.back else [])
             self.calls["mok"] = {"forward": m.forward, **({"backward": m.backward, "forward+backward": m.both} if self.back else {})}
+        self.mok16 = self.with_bf16_gradients(o, p, inputs, number, results) if "mok16" in names and self.back else None
         self.results = results  # until they are compared
+
+    def with_bf16_gradients(self, o, p, inputs, number, results):
+        """Backward alone is its own; None where libmok or mokd has no such gradients."""
+        import mok
+        import torch
+        try:
+            m = mok.Mok(p, inputs, os.environ["MOK_SOCKET"], f"peers16-{number}", context={"full": mok.FULL, "recompute": mok.RECOMPUTE}[o.context],
+                        gradient_dtype=mok.DTYPE_BF16)
+        except RuntimeError as e:
+            print(f"peers: no BF16 weight gradients: {e}", file=sys.stderr)
+            return None
+        m.both()
+        m.reap()
+        results["mok16"] = [m.out, m.d_x, m.d_weight, torch.cat([m.d_gate, m.d_up], 1), m.d_down]
+        self.calls["mok16"] = {"backward": m.backward, "forward+backward": m.both}
+        return m
+
+    def reap(self):
+        for m in (self.mok, self.mok16):
+            if m:
+                m.reap()
 
     def compare(self, want=None):
         """Against `want`, or each against the first."""
@@ -158,8 +180,9 @@ class Candidates:
         return found
 
     def close(self):
-        if self.mok:
-            self.mok.close()
+        for m in (self.mok, self.mok16):
+            if m:
+                m.close()
 
 
 def transfers(strong, p, ranks, number=20):
@@ -203,10 +226,10 @@ def measure_one(o, p, ranks, dense, number):
     errors = c.compare()
     entries = {(n, op): f for n, calls in c.calls.items() for op, f in calls.items()}
     entries["dense", ""] = dense.graph.replay
-    after = c.mok.reap if c.mok else lambda: None
+    after = c.reap
     dense.warm(30)
     ms = measure.alternate(entries, o.rounds, ranks, after, [k for k in entries if k[0] == "naive"])
-    row = measure.in_rows({k: f for k, f in entries.items() if k[0] in ("mok", "strong", "dense")}, ranks, after)
+    row = measure.in_rows({k: f for k, f in entries.items() if k[0] in ("mok", "mok16", "strong", "dense")}, ranks, after)
     for t in (ms, row):
         for n in c.calls:
             if (n, "forward+backward") in t and (n, "backward") not in t:
@@ -231,9 +254,9 @@ def measure_one(o, p, ranks, dense, number):
         record["of"] = first
         if theirs:
             record["over_peer"], record["peer_share_of_dense"] = own / theirs, gflop / theirs / rate
-        for n in ("naive", "other"):
+        for n, member in (("naive", "naive_ms"), ("other", "other_ms"), ("mok16", "bf16_gradients_ms")):
             if (n, op) in ms:
-                record[n + "_ms"] = ms[n, op]
+                record[member] = ms[n, op]
         if (first, op) in row:
             record["queued_ms"], record["queued_peer_ms"] = row[first, op], row.get(("strong", op)) if first != "strong" else None
         if c.mok and p.ranks > 1:  # what the busiest rank's products alone would take
@@ -277,10 +300,10 @@ def check_all(o, ranks):
             c = Candidates(o, p, inputs, ranks, f"-check{number}", timed=False)
             number += 1
             for candidate, found in c.compare(want).items():
-                worst = ranks.largest([max(found.values())])[0]
-                bad += not worst < check.BOUND
+                wrong = ranks.largest([float(not all(e < check.BOUND for e in found.values()))])[0] > 0  # a NaN is too
+                bad += wrong
                 if ranks.rank == 0:
-                    print(f"check: EP {ranks.ranks}, {name}, {tokens} tokens, {routing}, {candidate}: {'ok' if worst < check.BOUND else 'WRONG'} {found}", file=sys.stderr, flush=True)
+                    print(f"check: EP {ranks.ranks}, {name}, {tokens} tokens, {routing}, {candidate}: {'WRONG' if wrong else 'ok'} {found}", file=sys.stderr, flush=True)
             c.close()
     return 1 if bad else 0
 

@@ -22,7 +22,9 @@ Session = structure("Session", ("size", ctypes.c_size_t), ("socket_path", C), ("
 Device = structure("Device", ("index", U32), ("kind", U32), ("name", ctypes.c_char * 64), ("units", U32), ("up", U32), ("memory_bytes", U64), ("memory_used", U64))
 Group = structure("Group", ("size", ctypes.c_size_t), ("name", C), ("ranks", U32), ("rank", U32), ("device", U32), ("timeout_ms", U64), ("flags", U32))
 Layer = structure("Layer", ("size", ctypes.c_size_t), *[(n, U32) for n in ("hidden", "intermediate", "experts", "topk", "max_tokens", "precision", "shared_intermediate")],
-                  ("clamp", F), ("ring_bytes", U64), ("minibatch_rows", U32), ("comm_units", U32))
+                  ("clamp", F), ("ring_bytes", U64), ("minibatch_rows", U32), ("comm_units", U32), ("gradient_dtype", U32))
+LAYER_BEFORE_GRADIENT_DTYPE = Layer.gradient_dtype.offset  # what a libmok without it takes
+DTYPE_BF16 = 1
 Memory = structure("Memory", *[(n, U64) for n in ("symmetric_bytes", "private_bytes", "context_full_bytes", "context_recompute_bytes")])
 PARAMETERS = ("gate", "up", "down", "d_gate", "d_up", "d_down")
 Params = structure("Params", ("size", ctypes.c_size_t), *[(n, View) for n in PARAMETERS],
@@ -97,7 +99,7 @@ def tensor(address, count, cuda):
 
 class Mok:
     """One rank of a layer through mokd; inputs are copied in. forward(), backward() and both() go to the current stream,
-    their results are looked at by reap(). Weight gradients are FP32 and overwritten. `options`: of the layer, as in mok.h."""
+    their results are looked at by reap(). Weight gradients are overwritten. `options`: of the layer, as in mok.h."""
 
     def __init__(self, p, inputs, socket, group="peers", library=None, backward=True, context=FULL, **options):
         self.p, self.context_mode, self.tickets = p, context if backward else NONE, []
@@ -106,7 +108,9 @@ class Mok:
         self.group, self.layer = P(), P()
         joining = Group(size=ctypes.sizeof(Group), name=group.encode(), ranks=p.ranks, rank=p.rank, device=p.rank, timeout_ms=60000)
         c.call("group_join", c.session, ctypes.byref(joining), ctypes.byref(self.group))
-        made = Layer(size=ctypes.sizeof(Layer), hidden=p.hidden, intermediate=p.intermediate, experts=p.experts, topk=p.topk, max_tokens=max(p.tokens, 1),
+        size = ctypes.sizeof(Layer) if options.get("gradient_dtype") else LAYER_BEFORE_GRADIENT_DTYPE
+        gradient = BF16 if options.get("gradient_dtype") == DTYPE_BF16 else F32
+        made = Layer(size=size, hidden=p.hidden, intermediate=p.intermediate, experts=p.experts, topk=p.topk, max_tokens=max(p.tokens, 1),
                      precision=1, **options)
         self.memory = Memory()
         c.call("layer_memory_query", self.group, ctypes.byref(made), ctypes.byref(self.memory))
@@ -124,9 +128,9 @@ class Mok:
             self.d_out = self.symmetric("d_out", BF16, p.tokens, p.hidden, value=inputs.d_out)
             self.d_x = self.private("d_x", BF16, p.tokens, p.hidden)
             self.d_weight = self.private("d_topk_weight", F32, p.tokens, p.topk)
-            self.d_gate = self.private("d_gate", F32, p.local, half, p.hidden)
-            self.d_up = self.private("d_up", F32, p.local, half, p.hidden)
-            self.d_down = self.private("d_down", F32, p.local, p.hidden, half)
+            self.d_gate = self.private("d_gate", gradient, p.local, half, p.hidden)
+            self.d_up = self.private("d_up", gradient, p.local, half, p.hidden)
+            self.d_down = self.private("d_down", gradient, p.local, p.hidden, half)
             self.allocate("context", self.memory.context_full_bytes if context == FULL else self.memory.context_recompute_bytes)
             bound = PARAMETERS
         params = Params(size=ctypes.sizeof(Params), **{n: self.views[n] for n in bound})

@@ -21,7 +21,7 @@ COMMON = [("shape", lambda r: r["shape"]), ("op", lambda r: r["op"]), ("EP", lam
 TABLES = [
     ("beside the baselines", lambda r: "of" in r, COMMON + [
         ("of dense", lambda r: percent(r["share_of_dense"])), ("strong ms", lambda r: cell(r.get("peer_ms"))), ("of dense", lambda r: percent(r.get("peer_share_of_dense"))),
-        ("over strong", lambda r: cell(r.get("over_peer"))), ("naive ms", lambda r: cell(r.get("naive_ms"))), ("other ms", lambda r: cell(r.get("other_ms"))),
+        ("over strong", lambda r: cell(r.get("over_peer"))), ("BF16 gradients ms", lambda r: cell(r.get("bf16_gradients_ms"))), ("naive ms", lambda r: cell(r.get("naive_ms"))), ("other ms", lambda r: cell(r.get("other_ms"))),
         ("queued, over strong", lambda r: cell(queued(r))), ("floor ms", lambda r: cell(r.get("floor_ms"))),
         ("MB in, computed", lambda r: cell(r["link_bytes"] * 1e-6, 0) if "link_bytes" in r else "-"),
         ("MB in, links say", lambda r: cell(r["link_bytes_seen"] * 1e-6, 0) if r.get("link_bytes_seen", -1) >= 0 else "-"),
