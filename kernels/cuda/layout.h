@@ -265,7 +265,6 @@ struct mok_cuda_mx_args {
     void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
     uint32_t inter, tiles, h_blocks;
     uint32_t x_row_bytes, h_scale_bytes; /* of a row */
-    uint32_t per32;
 };
 
 /* x of this rank, quantised for everybody. */
@@ -273,7 +272,6 @@ struct mok_cuda_quantize_args {
     const void *x; /* BF16 [tokens][H] */
     uint8_t *to;
     uint32_t row_bytes, tokens, hidden;
-    uint32_t per32;
 };
 
 /* One expert set of the backward megakernel. Every map's boxes are 64 rows of 128 bytes. */

@@ -3,8 +3,7 @@
  * MXFP8 on its way through a block: rows and scales into the stages, products of E4M3 tiles whose sums take the scales
  * as they are promoted to FP32, finished rows quantised. Formats and rounding are mx.h's.
  *
- * A stage holds 128 values of 128 rows and of 256 columns, and beside it for each row and column the scale as a float
- * (per128), or four E8M0 codes (per32).
+ * A stage holds 128 values of 128 rows and of 256 columns, and beside it for each row and column the scale as a float.
  */
 #ifndef MOK_CUDA_MX_CUH
 #define MOK_CUDA_MX_CUH
@@ -49,20 +48,7 @@ __device__ __forceinline__ uint32_t mx_amax(uint32_t amax, float value)
 
 /* ---- gather: rows of x, and everybody's scales ---- */
 
-/* What a stage holds of a row's scales; `at`: that of its first value. The row has `count` scales. */
-template <bool Per32> __device__ __forceinline__ uint32_t mx_scale_word(const uint8_t *at, uint32_t k, uint32_t count)
-{
-    if (!Per32)
-        return __float_as_uint(mok_e8m0_to_f32(__ldcg(at + 4 * k)));
-    uint32_t word = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++)
-        if (4 * k + i < count)
-            word |= static_cast<uint32_t>(__ldcg(at + 4 * k + i)) << 8 * i;
-    return word;
-}
-
-template <bool Per32> struct mx_gather {
+struct mx_gather {
     const mok_cuda_mx_args &p;
     const block_view &b;
     uint32_t thread, lane;
@@ -129,6 +115,12 @@ template <bool Per32> struct mx_gather {
         }
     }
 
+    /* Of k-block k; all four of a row's scales in it are equal. */
+    __device__ static uint32_t scale(const uint8_t *at, uint32_t k)
+    {
+        return __float_as_uint(mok_e8m0_to_f32(__ldcg(at + 4 * k)));
+    }
+
     /* This thread's two rows' and four columns' scales of k-block k. */
     struct words {
         uint32_t row[2], column[4];
@@ -138,11 +130,10 @@ template <bool Per32> struct mx_gather {
         words w;
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++)
-            w.row[i] = mx_scale_word<Per32>(row(own_row() + 64 * i) + (X ? p.common.hidden : 0), k, scales_of_row<X>());
+            w.row[i] = scale(row(own_row() + 64 * i) + (X ? p.common.hidden : 0), k);
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
-            w.column[i] = mx_scale_word<Per32>(noted(b.smem + mx_column_offset + 8 * (thread + 64 * i)), k,
-                                               scales_of_row<X>());
+            w.column[i] = scale(noted(b.smem + mx_column_offset + 8 * (thread + 64 * i)), k);
         return w;
     }
     __device__ void store(const words &w, uint32_t stage) const
@@ -198,25 +189,19 @@ template <bool Per32> struct mx_gather {
 
 /* ---- consumers ---- */
 
-template <bool Per32> __device__ __forceinline__ float mx_scale_of(uint32_t word, uint32_t block)
-{
-    return Per32 ? mok_e8m0_to_f32(static_cast<uint8_t>(word >> 8 * block)) : __uint_as_float(word);
-}
-
-template <bool Per32> struct mx_consumer_base : consumer_base {
+struct mx_consumer_base : consumer_base {
     __device__ uint32_t results() const
     {
         return b.smem + stage_offset + warp * mx_warp_bytes;
     }
 
-    /* sum += part times the scales of its rows and of its columns, which begin at `columns`; all are of value block `block`. */
-    __device__ __forceinline__ void promote(float *sum, const float (&part)[64], float upper, float lower, uint32_t columns,
-                                            uint32_t block) const
+    /* sum += part times the scales of its rows and of its columns, which begin at `columns`. */
+    __device__ __forceinline__ void promote(float *sum, const float (&part)[64], float upper, float lower, uint32_t columns) const
     {
 #pragma unroll
         for (uint32_t j = 0; j < 16; j++) {
             const uint2 w = load_shared_8(columns + 32 * j);
-            const float s0 = mx_scale_of<Per32>(w.x, block), s1 = mx_scale_of<Per32>(w.y, block);
+            const float s0 = __uint_as_float(w.x), s1 = __uint_as_float(w.y);
             sum[4 * j] = __fmaf_rn(part[4 * j], __fmul_rn(upper, s0), sum[4 * j]);
             sum[4 * j + 1] = __fmaf_rn(part[4 * j + 1], __fmul_rn(upper, s1), sum[4 * j + 1]);
             sum[4 * j + 2] = __fmaf_rn(part[4 * j + 2], __fmul_rn(lower, s0), sum[4 * j + 2]);
@@ -224,13 +209,9 @@ template <bool Per32> struct mx_consumer_base : consumer_base {
         }
     }
 
-    /*
-     * d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. While one
-     * group promotes its sums, the tensor cores work for the other.
-     */
+    /* d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. */
     __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks)
     {
-        constexpr uint32_t blocks = Per32 ? 4 : 1, steps = 4 / blocks;
         const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
         const uint32_t row = 4 * (warp * 16 + lane / 4), column = mx_scale_columns + 8 * (lane % 4);
@@ -242,28 +223,25 @@ template <bool Per32> struct mx_consumer_base : consumer_base {
             const uint32_t stage = pipe.stage(), scales = b.smem + mx_scale_offset + stage * mx_scale_bytes;
             const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
             mbar_wait(b.full(stage), pipe.phase());
-            const uint32_t upper = load_shared_4(scales + row), lower = load_shared_4(scales + row + 32);
+            const float upper = __uint_as_float(load_shared_4(scales + row));
+            const float lower = __uint_as_float(load_shared_4(scales + row + 32));
 #pragma unroll
             for (uint32_t half = 0; half < 2; half++) {
+                float part[64];
+                const uint64_t b_at = bt + half * (MOK_B_BYTES / 32);
+                wgmma_fence();
+                wgmma_m64n128k32_e4m3_first(part, at, b_at);
 #pragma unroll
-                for (uint32_t block = 0; block < blocks; block++) {
-                    float part[64];
-                    const uint64_t a_at = at + 2 * block * steps, b_at = bt + half * (MOK_B_BYTES / 32) + 2 * block * steps;
-                    wgmma_fence();
-                    wgmma_m64n128k32_e4m3_first(part, a_at, b_at);
+                for (uint32_t i = 1; i < MOK_MX_TILE_K / 32; i++)
+                    wgmma_m64n128k32_e4m3(part, at + 2 * i, b_at + 2 * i);
+                wgmma_commit();
+                if (half == 0)
+                    deliver(); /* while the tensor cores are busy; at most once a task */
+                wgmma_wait<0>();
 #pragma unroll
-                    for (uint32_t i = 1; i < steps; i++)
-                        wgmma_m64n128k32_e4m3(part, a_at + 2 * i, b_at + 2 * i);
-                    wgmma_commit();
-                    if (half == 0 && block == 0)
-                        deliver(); /* while the tensor cores are busy; at most once a task */
-                    wgmma_wait<0>();
-#pragma unroll
-                    for (uint32_t i = 0; i < 64; i++)
-                        settle(part[i]);
-                    promote(d + 64 * half, part, mx_scale_of<Per32>(upper, block), mx_scale_of<Per32>(lower, block),
-                            scales + column + half * 512, block);
-                }
+                for (uint32_t i = 0; i < 64; i++)
+                    settle(part[i]);
+                promote(d + 64 * half, part, upper, lower, scales + column + half * 512);
             }
             __syncwarp(); /* all lanes have read the scales */
             release(stage);
@@ -308,27 +286,21 @@ template <bool Per32> struct mx_consumer_base : consumer_base {
      */
     __device__ __forceinline__ void quantise(const float (&h)[32], uint32_t half, uint8_t *scale) const
     {
-        constexpr uint32_t groups = Per32 ? 4 : 1, of_group = 16 / groups;
         const uint32_t at = results() + (lane / 4 + 8 * half) * mx_row_bytes + 2 * (lane % 4);
-        uint32_t word = 0;
+        uint32_t amax = 0;
 #pragma unroll
-        for (uint32_t g = 0; g < groups; g++) {
-            uint32_t amax = 0;
+        for (uint32_t i = 0; i < 32; i++)
+            amax = mx_amax(amax, h[i]);
+        amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
+        amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
+        const uint8_t code = mok_mx_scale(__uint_as_float(amax));
+        const float inverse = mok_e8m0_inverse(code);
 #pragma unroll
-            for (uint32_t j = of_group * g; j < of_group * (g + 1); j++)
-                amax = mx_amax(mx_amax(amax, h[2 * j]), h[2 * j + 1]);
-            amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
-            amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
-            const uint8_t code = mok_mx_scale(__uint_as_float(amax));
-            const float inverse = mok_e8m0_inverse(code);
-            word |= Per32 ? static_cast<uint32_t>(code) << 8 * g : code * 0x01010101u;
-#pragma unroll
-            for (uint32_t j = of_group * g; j < of_group * (g + 1); j++)
-                store_shared_2(at + 8 * j, mx_codes(h[2 * j], h[2 * j + 1], inverse));
-        }
+        for (uint32_t j = 0; j < 16; j++)
+            store_shared_2(at + 8 * j, mx_codes(h[2 * j], h[2 * j + 1], inverse));
         const uint64_t to = __shfl_sync(~0u, reinterpret_cast<uint64_t>(scale), lane / 4 + 8 * half);
         if (to != 0 && lane % 4 == 0)
-            __stcg(reinterpret_cast<uint32_t *>(to), word);
+            __stcg(reinterpret_cast<uint32_t *>(to), code * 0x01010101u);
     }
 };
 

@@ -15,26 +15,14 @@ namespace mok
 namespace
 {
 
-/* Tells the kernels apart by their arguments. */
-template <bool Per32> struct mx_arguments : mok_cuda_mx_args {
-};
-
 /* ---- x of this rank, on its way to everybody ---- */
 
 constexpr uint32_t quantize_threads = 256, quantize_values = 8; /* of a thread, 16 bytes */
+constexpr uint32_t quantize_tokens = 4;                         /* a thread's, so that enough is in flight */
 
-/* 16 lanes take 128 values: one scale of per128, four of per32. */
-template <bool Per32>
-__global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid_constant__ mok_cuda_quantize_args a)
+/* 16 lanes take the 128 values of a scale. */
+__device__ __forceinline__ void quantize(const mok_cuda_quantize_args &a, uint64_t token, uint32_t column, uint4 v)
 {
-    const uint32_t column = (blockIdx.y * quantize_threads + threadIdx.x) * quantize_values;
-    const uint64_t token = blockIdx.x;
-    let_next_kernel_start();
-    wait_for_previous_kernel();
-    const uint8_t *row = static_cast<const uint8_t *>(a.x) + token * a.hidden * 2;
-    uint8_t *to = a.to + token * a.row_bytes;
-    const bool real = column < a.hidden; /* a multiple of 16, so that all values of a thread are, or none */
-    const uint4 v = real ? __ldcs(reinterpret_cast<const uint4 *>(row + 2 * column)) : make_uint4(0, 0, 0, 0);
     const uint32_t part[4] = { v.x, v.y, v.z, v.w };
     float value[quantize_values];
     uint32_t amax = 0;
@@ -44,12 +32,13 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
         amax = mx_amax(amax, value[i]);
     }
 #pragma unroll
-    for (uint32_t lanes = 1; lanes < (Per32 ? 4u : 16u); lanes *= 2)
+    for (uint32_t lanes = 1; lanes < 16; lanes *= 2)
         amax = max(amax, __shfl_xor_sync(~0u, amax, lanes));
-    if (!real)
+    if (column >= a.hidden || token >= a.tokens)
         return;
     const uint8_t scale = mok_mx_scale(__uint_as_float(amax));
     const float inverse = mok_e8m0_inverse(scale);
+    uint8_t *to = a.to + token * a.row_bytes;
     uint32_t codes[2] = {};
 #pragma unroll
     for (uint32_t i = 0; i < quantize_values; i += 2)
@@ -59,9 +48,27 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
         to[a.hidden + column / MOK_MX_BLOCK] = scale;
 }
 
+__global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid_constant__ mok_cuda_quantize_args a)
+{
+    const uint32_t column = (blockIdx.y * quantize_threads + threadIdx.x) * quantize_values;
+    const uint64_t first = static_cast<uint64_t>(blockIdx.x) * quantize_tokens;
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    uint4 v[quantize_tokens];
+#pragma unroll
+    for (uint32_t i = 0; i < quantize_tokens; i++) {
+        /* hidden is a multiple of 16, so that all values of a thread are real, or none */
+        const uint8_t *row = static_cast<const uint8_t *>(a.x) + (first + i) * a.hidden * 2 + 2 * column;
+        v[i] = column < a.hidden && first + i < a.tokens ? __ldcs(reinterpret_cast<const uint4 *>(row)) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < quantize_tokens; i++)
+        quantize(a, first + i, column, v[i]);
+}
+
 /* ---- loader ---- */
 
-template <bool Per32> __device__ void load(const mx_arguments<Per32> &p, const block_view &b, uint32_t lane)
+__device__ void load(const mok_cuda_mx_args &p, const block_view &b, uint32_t lane)
 {
     loader_base l = { p.common, b, {} };
     for (uint32_t n = 0;; n++) {
@@ -88,8 +95,7 @@ template <bool Per32> __device__ void load(const mx_arguments<Per32> &p, const b
 
 /* ---- gather ---- */
 
-template <bool Per32>
-__device__ __forceinline__ void gather_gate_up(mx_gather<Per32> &g, const task &t)
+__device__ __forceinline__ void gather_gate_up(mx_gather &g, const task &t)
 {
     const mok_cuda_mx_args &p = g.p;
     const uint8_t *ring = static_cast<const uint8_t *>(p.common.x_ring[t.macrobatch > 0]);
@@ -98,25 +104,23 @@ __device__ __forceinline__ void gather_gate_up(mx_gather<Per32> &g, const task &
         return at & 1u ? ring + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.x_row_bytes :
                          reinterpret_cast<const uint8_t *>(at);
     });
-    g.template fill<true>(t, g.b.column(t, p.tiles) * (MOK_TILE_N / 2));
+    g.fill<true>(t, g.b.column(t, p.tiles) * (MOK_TILE_N / 2));
 }
 
 /* The loader brings h; here come its scales. */
-template <bool Per32>
-__device__ __forceinline__ void gather_down(mx_gather<Per32> &g, const task &t, uint4 v)
+__device__ __forceinline__ void gather_down(mx_gather &g, const task &t, uint4 v)
 {
     const mok_cuda_mx_args &p = g.p;
     if (g.b.rows(t) > 0)
         wait_counter(p.common, p.common.hidden_done + t.row64 + g.b.row_first(t) / 64, p.tiles * MOK_CONSUMER_WARPS,
                      MOK_WAIT_HIDDEN, v);
     g.note_rows(t, [&](uint32_t r) { return p.h_scale + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.h_scale_bytes; });
-    g.template fill<false>(t, g.b.column(t, p.common.down_tiles) * MOK_TILE_N);
+    g.fill<false>(t, g.b.column(t, p.common.down_tiles) * MOK_TILE_N);
 }
 
-template <bool Per32>
-__device__ void gather(const mx_arguments<Per32> &p, const block_view &b, uint32_t thread, uint32_t lane)
+__device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
-    mx_gather<Per32> g = { p, b, thread, lane, {} };
+    mx_gather g = { p, b, thread, lane, {} };
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
@@ -133,15 +137,8 @@ __device__ void gather(const mx_arguments<Per32> &p, const block_view &b, uint32
 
 /* ---- consumers ---- */
 
-template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
+struct mx_forward_consumer : mx_consumer_base {
     const mok_cuda_mx_args &p;
-    using base = mx_consumer_base<Per32>;
-    using base::all;
-    using base::b;
-    using base::group;
-    using base::lane;
-    using base::macrobatches;
-    using base::pending;
 
     /* a or b as a context keeps them: this warp's rows, 64 columns at a time. */
     template <class Pair> __device__ __forceinline__ void keep(void *to, uint64_t at, bool mine, uint32_t columns, Pair pair)
@@ -149,7 +146,7 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
 #pragma unroll
         for (uint32_t q = 0; q < 2; q++)
             if (columns > 64 * q)
-                this->template store_half<true>(mine ? static_cast<__nv_bfloat16 *>(to) + at + 64 * q : nullptr,
+                store_half<true>(mine ? static_cast<__nv_bfloat16 *>(to) + at + 64 * q : nullptr,
                                                 min(columns - 64 * q, 64u) * 2,
                                                 [&](uint32_t j, uint32_t half) { return pair(4 * (j + 8 * q) + 2 * half); });
     }
@@ -159,15 +156,15 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
         const uint32_t column = t.single ? t.column + b.rank : t.column, first = column * (MOK_TILE_N / 2);
         if (column >= p.tiles)
             return;
-        const uint32_t columns = min(p.inter - first, MOK_TILE_N / 2), r = this->my_row(t);
+        const uint32_t columns = min(p.inter - first, MOK_TILE_N / 2), r = my_row(t);
         const uint64_t row = static_cast<uint64_t>(t.ring64) * 64 + r;
         const bool mine = r != ~0u;
         if (t.macrobatch + 1 < macrobatches) {
             const mok_cuda_macrobatch *before = all.macrobatches + t.macrobatch + 1;
             wait_counter(all, &before->down_done, __ldcg(&before->down_warps), MOK_WAIT_RING_H, v);
         }
-        auto gate = [&](uint32_t i) { return this->template gate_pair<Clamped>(d[i], d[i + 1]); };
-        auto up = [&](uint32_t i) { return this->template up_pair<Clamped>(d[i + 64], d[i + 65]); };
+        auto gate = [&](uint32_t i) { return gate_pair<Clamped>(d[i], d[i + 1]); };
+        auto up = [&](uint32_t i) { return up_pair<Clamped>(d[i + 64], d[i + 65]); };
         if (p.context_a != nullptr && t.macrobatch == 0) {
             keep(p.context_a, row * p.inter + first, mine, columns, gate);
             keep(p.context_b, row * p.inter + first, mine, columns, up);
@@ -181,10 +178,10 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
 #pragma unroll
             for (uint32_t j = 0; j < 16; j++) {
                 const uint32_t g = gate(4 * j), u = up(4 * j);
-                h[2 * j] = this->swiglu(__uint_as_float(g << 16), __uint_as_float(u << 16), limit);
-                h[2 * j + 1] = this->swiglu(__uint_as_float(g & 0xffff0000u), __uint_as_float(u & 0xffff0000u), limit);
+                h[2 * j] = swiglu(__uint_as_float(g << 16), __uint_as_float(u << 16), limit);
+                h[2 * j + 1] = swiglu(__uint_as_float(g & 0xffff0000u), __uint_as_float(u & 0xffff0000u), limit);
             }
-            this->quantise(h, half, scale);
+            quantise(h, half, scale);
 #pragma unroll
             for (uint32_t i = 0; i < 128; i += 4) {
                 d[i] = d[i + 2];
@@ -192,7 +189,7 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
             }
         }
         __syncwarp();
-        this->template leave<false>(mine ? p.h + row * p.inter + first : nullptr, columns);
+        leave<false>(mine ? p.h + row * p.inter + first : nullptr, columns);
     }
 
     /* Finished rows over the hidden columns, each to its place `to`. */
@@ -204,7 +201,7 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
             const uint32_t at = first + q * 64;
             if (at >= all.hidden)
                 return;
-            this->template store_half<true>(to != nullptr ? static_cast<__nv_bfloat16 *>(to) + at : nullptr,
+            store_half<true>(to != nullptr ? static_cast<__nv_bfloat16 *>(to) + at : nullptr,
                                             min(all.hidden - at, 64u) * 2, [&](uint32_t j, uint32_t half) {
                                                 const uint32_t i = 4 * (j + 8 * q) + 2 * half;
                                                 return pack_bf16(d[i], d[i + 1]);
@@ -219,18 +216,18 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
             wait_counter(all, &before->gate_up_done, __ldcg(&before->gate_up_warps), MOK_WAIT_RING_X, v);
             __syncwarp();
         }
-        this->pull_rows(t, all.row_src, all.x_ring[t.macrobatch > 0], p.x_row_bytes / 16);
-        this->pulled(t);
+        pull_rows(t, all.row_src, all.x_ring[t.macrobatch > 0], p.x_row_bytes / 16);
+        pulled(t);
     }
 
     /* Where lane's finished row of down goes waits in shared memory: registers are full while products are made. */
     __device__ uint32_t place() const
     {
-        return b.smem + mx_place_offset + 8 * (this->warp * 16 + lane % 16);
+        return b.smem + mx_place_offset + 8 * (warp * 16 + lane % 16);
     }
     __device__ void note_place(const task &t) const
     {
-        const uint32_t r = this->my_row(t);
+        const uint32_t r = my_row(t);
         if (lane >= 16)
             return;
         const uint64_t to = r != ~0u ? __ldg(all.row_dst + static_cast<uint64_t>(t.row64) * 64 + r) : 0;
@@ -252,9 +249,9 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
         if (at_first.type == MOK_TASK_DOWN)
             note_place(at_first);
         if (active)
-            this->multiply_mx(d, k_blocks);
+            multiply_mx(d, k_blocks);
         else
-            this->skip(k_blocks);
+            skip(k_blocks);
         forget(v);
         const task t = decode(v);
         if (macrobatches > 1 && lane == 0) /* someone waits for the ring's rows */
@@ -281,7 +278,7 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
             uint4 v = next_task(b, n, lane);
             task t = decode(v);
             if (t.type != MOK_TASK_GATE_UP)
-                this->deliver(); /* the next task may wait for it */
+                deliver(); /* the next task may wait for it */
             if (t.type == MOK_TASK_END)
                 break;
             if (t.type == MOK_TASK_PULL)
@@ -292,17 +289,10 @@ template <bool Per32> struct mx_forward_consumer : mx_consumer_base<Per32> {
     }
 };
 
-template <bool Per32>
 __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREADS, 1)
-    mx_kernel(const __grid_constant__ mx_arguments<Per32> p)
+    mx_kernel(const __grid_constant__ mok_cuda_mx_args p)
 {
-    run_block<mx_forward_consumer<Per32>, MOK_MX_CONSUMER_REGISTERS, MOK_MX_PRODUCER_REGISTERS>(p);
-}
-
-template <bool Per32> int launch_mx(const mok_cuda_mx_args &args, uint32_t blocks, void *stream)
-{
-    const mx_arguments<Per32> p = { args };
-    return launch(true, mx_kernel<Per32>, dim3(args.common.retiring_blocks + blocks), MOK_THREADS, smem_bytes, stream, p);
+    run_block<mx_forward_consumer, MOK_MX_CONSUMER_REGISTERS, MOK_MX_PRODUCER_REGISTERS>(p);
 }
 
 } // namespace
@@ -310,7 +300,8 @@ template <bool Per32> int launch_mx(const mok_cuda_mx_args &args, uint32_t block
 
 extern "C" int mok_cuda_launch_mx_main(const mok_cuda_mx_args *args, uint32_t blocks, void *stream)
 {
-    return mok::launch_mx<false>(*args, blocks, stream);
+    return mok::launch(true, mok::mx_kernel, dim3(args->common.retiring_blocks + blocks), MOK_THREADS, mok::smem_bytes, stream,
+                       *args);
 }
 
 extern "C" int mok_cuda_launch_quantize(const mok_cuda_quantize_args *args, void *stream)
@@ -318,12 +309,11 @@ extern "C" int mok_cuda_launch_quantize(const mok_cuda_quantize_args *args, void
     if (args->tokens == 0)
         return 0;
     constexpr uint32_t columns = mok::quantize_threads * mok::quantize_values;
-    const dim3 grid(args->tokens, (args->hidden + columns - 1) / columns);
-    return mok::launch(true, args->per32 ? mok::quantize_kernel<true> : mok::quantize_kernel<false>, grid,
-                       mok::quantize_threads, 0, stream, *args);
+    const dim3 grid((args->tokens + mok::quantize_tokens - 1) / mok::quantize_tokens, (args->hidden + columns - 1) / columns);
+    return mok::launch(true, mok::quantize_kernel, grid, mok::quantize_threads, 0, stream, *args);
 }
 
 extern "C" int mok_cuda_mx_setup(void)
 {
-    return cudaFuncSetAttribute(mok::mx_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
+    return cudaFuncSetAttribute(mok::mx_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
 }
