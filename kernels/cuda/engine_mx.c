@@ -28,7 +28,7 @@ void mok_cuda_mx_fill(struct mok_engine_layer *l)
     mx->tiles = l->layout.gate_up_tiles;
     mx->h_blocks = (uint32_t)mok_div_up(spec->intermediate, MOK_MX_TILE_K);
     mx->x_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan);
-    mx->h_scale_bytes = 4 * mx->tiles;
+    mx->h_scale_bytes = (uint32_t)mok_cuda_h_scale_bytes(&l->plan);
     if (mok_cuda_is_mx(l)) /* what a block does before it retires is counted with these */
         l->main.set[0].k_blocks = mx->h_blocks;
 }

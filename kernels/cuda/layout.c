@@ -38,9 +38,9 @@ static uint64_t h_bytes(const struct mok_plan *plan)
     return plan->spec.intermediate * (is_mx(plan) ? 1ull : 2ull);
 }
 
-static uint64_t h_scale_bytes(const struct mok_plan *plan)
+uint64_t mok_cuda_h_scale_bytes(const struct mok_plan *plan)
 {
-    return is_mx(plan) ? 4 * mok_div_up(plan->spec.intermediate, MOK_TILE_N / 2) : 0;
+    return is_mx(plan) ? mok_round_up(4 * mok_div_up(plan->spec.intermediate, MOK_TILE_N / 2), 16) : 0;
 }
 
 static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
@@ -117,7 +117,7 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
     l.row_src = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
     l.row_dst = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
     l.h = place(&at, plan->ring_rows * h_bytes(plan));
-    l.h_scale = place(&at, plan->ring_rows * h_scale_bytes(plan));
+    l.h_scale = place(&at, plan->ring_rows * mok_cuda_h_scale_bytes(plan));
     if (spec->ep > 1)
         l.x = place(&at, plan->ring_rows * mok_cuda_x_row_bytes(plan));
     l.shared_h = place(&at, l.shared_rows * spec->shared_intermediate * 2);
@@ -161,7 +161,7 @@ static uint32_t compute_units(const struct mok_plan *plan, uint32_t comm)
 static uint64_t ring_row_bytes(const struct mok_plan *plan)
 {
     if (is_mx(plan))
-        return h_bytes(plan) + h_scale_bytes(plan) + (plan->spec.ep > 1 ? mok_cuda_x_row_bytes(plan) : 0);
+        return h_bytes(plan) + mok_cuda_h_scale_bytes(plan) + (plan->spec.ep > 1 ? mok_cuda_x_row_bytes(plan) : 0);
     /* h, a, b, d_a, d_b; x and rows of d_out of other ranks; parts of d_topk_weight */
     return 2 * (5 * (uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? 2 * (uint64_t)plan->spec.hidden : 0)) +
            sizeof(float) * mok_div_up(plan->spec.intermediate, MOK_TILE_N);

@@ -172,6 +172,8 @@ struct mok_cuda_layout {
 
 /* Bytes of a row of x as experts read it: BF16, or E4M3 codes with their scales behind them. */
 uint64_t mok_cuda_x_row_bytes(const struct mok_plan *plan);
+/* Bytes of a row of h's scales: four a gate/up tile, in whole 16; 0 for BF16. */
+uint64_t mok_cuda_h_scale_bytes(const struct mok_plan *plan);
 void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret);
 
 /* The ring as a full context keeps it, in bytes from ctx_ring: remote rows of x [ring_rows] (ep > 1), BF16 a, b

@@ -17,10 +17,14 @@ namespace mok
 namespace
 {
 
-/* Results leave 128 bytes of a row at a time; behind them lie the scales, and where the unit's rows begin. */
+/* Results leave 128 bytes of a row at a time; behind them lie the scales, and where rows and columns' scales begin. */
 constexpr uint32_t mx_row_bytes = 144, mx_warp_bytes = 16 * mx_row_bytes;
 constexpr uint32_t mx_scale_offset = stage_offset + MOK_CONSUMER_WARPS * mx_warp_bytes;
-constexpr uint32_t mx_scale_columns = MOK_TILE_M * 4; /* of a stage: rows' scales come first */
+/*
+ * Of a stage: 16 bytes a row, as they are fetched, whose first word becomes the scale; then a float a column. Words 1 and 2 of
+ * row 4 w become the scale that all columns of either half have in gather warp w's eyes, or 0.
+ */
+constexpr uint32_t mx_slot = 16, mx_scale_columns = MOK_TILE_M * mx_slot;
 constexpr uint32_t mx_scale_bytes = mx_scale_columns + MOK_TILE_N * 4;
 constexpr uint32_t mx_table_offset = mx_scale_offset + MOK_STAGES * mx_scale_bytes;
 constexpr uint32_t mx_column_offset = mx_table_offset + MOK_TILE_M * 8; /* where each column's scales begin */
@@ -115,36 +119,58 @@ struct mx_gather {
         }
     }
 
-    /* Of k-block k; all four of a row's scales in it are equal. */
-    __device__ static uint32_t scale(const uint8_t *at, uint32_t k)
+    __device__ uint32_t scales(uint32_t stage) const
     {
-        return __float_as_uint(mok_e8m0_to_f32(__ldcg(at + 4 * k)));
+        return b.smem + mx_scale_offset + stage * mx_scale_bytes;
+    }
+    /* The first of the four codes in a word: all are equal. */
+    __device__ static uint32_t scale(uint32_t word)
+    {
+        return __float_as_uint(mok_e8m0_to_f32(static_cast<uint8_t>(word)));
     }
 
-    /* This thread's two rows' and four columns' scales of k-block k. */
-    struct words {
-        uint32_t row[2], column[4];
-    };
-    template <bool X> __device__ words load(uint32_t k) const
+    /* Begins to fetch this thread's two rows' and four columns' scales of k-block k. */
+    template <bool X> __device__ void fetch(uint32_t stage, uint32_t k) const
     {
-        words w;
+        const uint32_t to = scales(stage);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++)
-            w.row[i] = scale(row(own_row() + 64 * i) + (X ? p.common.hidden : 0), k);
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t r = own_row() + 64 * i;
+            cp_async_16(to + mx_slot * r, row(r) + (X ? p.common.hidden : 0) + (4 * k & ~15u), 16);
+        }
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            w.column[i] = scale(noted(b.smem + mx_column_offset + 8 * (thread + 64 * i)), k);
-        return w;
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint8_t *at = noted(b.smem + mx_column_offset + 8 * (thread + 64 * i)) + 4 * k;
+            const uint32_t word = to + mx_scale_columns + 4 * (thread + 64 * i);
+            if (scales_of_row<X>() % 4 == 0)
+                cp_async_4(word, at);
+            else
+                store_shared_4(word, __ldg(at));
+        }
     }
-    __device__ void store(const words &w, uint32_t stage) const
+
+    /* What this thread has fetched of a stage is there, and becomes floats. */
+    __device__ void finish(uint32_t stage, uint32_t k) const
     {
-        const uint32_t to = b.smem + mx_scale_offset + stage * mx_scale_bytes;
+        const uint32_t at = scales(stage);
 #pragma unroll
-        for (uint32_t i = 0; i < 2; i++)
-            store_shared_4(to + 4 * (own_row() + 64 * i), w.row[i]);
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t slot = at + mx_slot * (own_row() + 64 * i);
+            store_shared_4(slot, scale(load_shared_4(slot + 4 * (k % 4))));
+        }
+        __syncwarp();
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            store_shared_4(to + mx_scale_columns + 4 * (thread + 64 * i), w.column[i]);
+        for (uint32_t half = 0; half < 2; half++) {
+            const uint32_t word = at + mx_scale_columns + 4 * (thread + 128 * half);
+            const uint32_t one = scale(load_shared_4(word)), two = scale(load_shared_4(word + 256));
+            store_shared_4(word, one);
+            store_shared_4(word + 256, two);
+            const uint32_t first = __shfl_sync(~0u, one, 0);
+            const bool same = __all_sync(~0u, one == first && two == first);
+            if (lane == 0)
+                store_shared_4(at + mx_slot * (thread / 32 * 4) + 4 + 4 * half, same ? first : 0);
+        }
+        gather_landed(b, stage, lane);
     }
 
     /* All stages of a task whose tile begins at `column`; of x the rows too, swizzled as the tensor cores read them. */
@@ -154,7 +180,6 @@ struct mx_gather {
         const uint32_t chunk = thread % 8, first = thread / 8;
         const uint32_t dst = b.smem + a_offset + first * 128 + ((chunk ^ (first % 8)) * 16);
         note_columns<X>(t, column);
-        words w = load<X>(0);
 #pragma unroll 1
         for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
             const uint32_t stage = pipe.stage();
@@ -165,25 +190,16 @@ struct mx_gather {
 #pragma unroll 4
                 for (uint32_t i = 0; i < gather_rows; i++)
                     cp_async_16(to + i * gather_step * 128, row(first + i * gather_step) + (bytes ? at : 0), bytes);
-                cp_async_commit();
             }
-            store(w, stage);
-            if (k + 1 < k_blocks)
-                w = load<X>(k + 1);
-            if (X && k > 0) {
+            fetch<X>(stage, k);
+            cp_async_commit();
+            if (k > 0) {
                 cp_async_wait<1>();
-                gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
-            }
-            if (!X) {
-                __syncwarp();
-                if (lane == 0)
-                    mbar_arrive(b.full(stage));
+                finish((pipe.n - 1) % MOK_STAGES, k - 1);
             }
         }
-        if (X) {
-            cp_async_wait<0>();
-            gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
-        }
+        cp_async_wait<0>();
+        finish((pipe.n - 1) % MOK_STAGES, k_blocks - 1);
     }
 };
 
@@ -209,12 +225,24 @@ struct mx_consumer_base : consumer_base {
         }
     }
 
+    /* The same where all columns have one scale, which is in `upper` and `lower`. */
+    __device__ __forceinline__ void promote_same(float *sum, const float (&part)[64], float upper, float lower) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < 64; i += 4) {
+            sum[i] = __fmaf_rn(part[i], upper, sum[i]);
+            sum[i + 1] = __fmaf_rn(part[i + 1], upper, sum[i + 1]);
+            sum[i + 2] = __fmaf_rn(part[i + 2], lower, sum[i + 2]);
+            sum[i + 3] = __fmaf_rn(part[i + 3], lower, sum[i + 3]);
+        }
+    }
+
     /* d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. */
     __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks)
     {
         const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
-        const uint32_t row = 4 * (warp * 16 + lane / 4), column = mx_scale_columns + 8 * (lane % 4);
+        const uint32_t row = mx_slot * (warp * 16 + lane / 4), column = mx_scale_columns + 8 * (lane % 4);
 #pragma unroll
         for (uint32_t i = 0; i < 128; i++)
             d[i] = 0.0f;
@@ -224,11 +252,13 @@ struct mx_consumer_base : consumer_base {
             const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
             mbar_wait(b.full(stage), pipe.phase());
             const float upper = __uint_as_float(load_shared_4(scales + row));
-            const float lower = __uint_as_float(load_shared_4(scales + row + 32));
+            const float lower = __uint_as_float(load_shared_4(scales + row + 8 * mx_slot));
 #pragma unroll
             for (uint32_t half = 0; half < 2; half++) {
                 float part[64];
                 const uint64_t b_at = bt + half * (MOK_B_BYTES / 32);
+                const uint32_t same = load_shared_4(scales + 4 + 4 * half);
+                const bool one = same != 0 && same == load_shared_4(scales + 4 * mx_slot + 4 + 4 * half);
                 wgmma_fence();
                 wgmma_m64n128k32_e4m3_first(part, at, b_at);
 #pragma unroll
@@ -241,7 +271,11 @@ struct mx_consumer_base : consumer_base {
 #pragma unroll
                 for (uint32_t i = 0; i < 64; i++)
                     settle(part[i]);
-                promote(d + 64 * half, part, upper, lower, scales + column + half * 512);
+                if (one)
+                    promote_same(d + 64 * half, part, __fmul_rn(upper, __uint_as_float(same)),
+                                 __fmul_rn(lower, __uint_as_float(same)));
+                else
+                    promote(d + 64 * half, part, upper, lower, scales + column + half * 512);
             }
             __syncwarp(); /* all lanes have read the scales */
             release(stage);

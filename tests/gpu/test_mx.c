@@ -68,9 +68,24 @@ static const struct problem_options layers[] = {
     { .hidden = 16, .intermediate = 16, .experts = 4, .topk = 1, .tokens = 40, .shared_intermediate = 16, .seed = 14 },
 };
 
+/* Each 128 of a row get the same largest value, so that all columns of a tile have one scale. */
+static void even_scales(const struct problem *p, uint16_t *weights, uint32_t columns)
+{
+    uint64_t count = (uint64_t)p->experts * problem_expert_elements(p);
+
+    for (uint64_t i = 0; i < count; i++)
+        if (i % columns % 128 == 0)
+            weights[i] = 0x3f80; /* 1 */
+}
+
 static void make(struct problem *p, size_t i)
 {
     problem_make(p, &layers[i]);
+    if (i == 1) {
+        even_scales(p, p->gate, p->hidden);
+        even_scales(p, p->up, p->hidden);
+        even_scales(p, p->down, p->intermediate);
+    }
     problem_quantise_weights(p, 128);
 }
 

@@ -135,20 +135,20 @@ void tensor_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, uint32_t di
 
 static void land(const small_copy &c)
 {
-    uint8_t *to = shared_pointer(c.dst, 16, 16, true);
+    uint8_t *to = shared_pointer(c.dst, c.size, c.size, true);
     memcpy(to, c.src, c.bytes);
-    memset(to + c.bytes, 0, 16 - c.bytes);
+    memset(to + c.bytes, 0, c.size - c.bytes);
 }
 
-void cp_async_16(uint32_t dst, const void *src, uint32_t bytes)
+void cp_async(uint32_t dst, const void *src, uint32_t size, uint32_t bytes)
 {
-    if (bytes > 16)
+    if (bytes > size)
         fail("cp.async of %u bytes", bytes);
     if (bytes)
-        check_aligned(src, 16);
-    small_copy c = { dst, bytes, current->copy_group, src };
+        check_aligned(src, size);
+    small_copy c = { dst, size, bytes, current->copy_group, src };
     if (draw_late()) {
-        shared_pointer(dst, 16, 16, true);
+        shared_pointer(dst, size, size, true);
         current->copies.push_back(c);
     } else {
         land(c);

@@ -115,7 +115,7 @@ void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar);
 void bulk_store(void *dst, uint32_t src, uint32_t bytes, bool add_f32);
 void bulk_commit();
 void bulk_wait(uint32_t groups);
-void cp_async_16(uint32_t dst, const void *src, uint32_t bytes);
+void cp_async(uint32_t dst, const void *src, uint32_t size, uint32_t bytes); /* size 4, 8 or 16; the rest is zeroed */
 void cp_async_commit();
 void cp_async_wait(uint32_t groups);
 void store_async_16(uint32_t dst, const uint32_t (&v)[4], uint32_t bar);

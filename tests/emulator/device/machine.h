@@ -23,7 +23,7 @@ constexpr uint32_t shared_limit = 227 * 1024, shared_default_limit = 48 * 1024;
 enum wait_kind : uint8_t { WAIT_NOTHING, WAIT_LANES, WAIT_BLOCK, WAIT_CLUSTER, WAIT_MBAR, WAIT_SLEEP, WAIT_KERNEL };
 
 struct small_copy {
-    uint32_t dst, bytes, group;
+    uint32_t dst, size, bytes, group; /* size: of the destination; behind `bytes` it is zeroed */
     const void *src;
 };
 

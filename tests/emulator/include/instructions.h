@@ -111,7 +111,11 @@ inline void tma_load_3d_multicast(uint32_t dst, const CUtensorMap *map, uint32_t
 }
 inline void cp_async_16(uint32_t dst, const void *src, uint32_t bytes)
 {
-    emu::cp_async_16(dst, src, bytes);
+    emu::cp_async(dst, src, 16, bytes);
+}
+inline void cp_async_4(uint32_t dst, const void *src)
+{
+    emu::cp_async(dst, src, 4, 4);
 }
 inline void cp_async_commit()
 {
