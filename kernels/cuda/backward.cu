@@ -24,6 +24,14 @@ constexpr uint32_t stored_stages = MOK_TILE_N / 64;
 static_assert(MOK_TILE_M * 64 * sizeof(float) == MOK_B_BYTES, "a quarter of the sums fills a stage's B");
 static_assert(MOK_TILE_M * 128 == MOK_A_BYTES && 2 * MOK_A_BYTES == MOK_B_BYTES, "a; b and weighted h");
 
+constexpr float unlimited = 3.0e38f; /* a greater limit of SwiGLU is none */
+struct yes {
+    static constexpr bool value = true;
+};
+struct no {
+    static constexpr bool value = false;
+};
+
 /* A task of MOK_TASK_WGRAD: 256 x 256 of one matrix of one run. */
 struct wgrad_task {
     uint32_t row64, ring64, rows, expert, hidden_tile, inter_tile, matrix, macrobatch;
@@ -77,6 +85,7 @@ __device__ __forceinline__ bool remade(const mok_cuda_backward_args &p, const ta
 
 struct backward_loader : loader_base {
     const mok_cuda_backward_args &p;
+    uint32_t here = ~0u; /* the run whose rows are known to be there */
 
     /* Waits for the next stage; the bytes that will land in it include the other block's share. */
     __device__ uint32_t begin(uint32_t left, uint32_t stages, uint32_t bytes)
@@ -182,19 +191,30 @@ struct backward_loader : loader_base {
         }
     }
 
-    __device__ void wgrad(const wgrad_task &w, uint4 v)
+    /*
+     * Waits until all rows of the run are there, which also says that the stored sums are. The whole warp looks, once a run:
+     * to look at a counter takes as long as a k-block, 128 rows have one, and most tasks go on with the run of the one before.
+     */
+    __device__ void wait_run(const wgrad_task &w, uint4 v, uint32_t lane)
+    {
+        if (v.x == here)
+            return;
+        here = v.x;
+        const uint32_t want = p.set[w.shared].hidden_tiles * MOK_CONSUMER_WARPS;
+        for (uint32_t r = lane * MOK_TILE_M; r < w.rows; r += 32 * MOK_TILE_M)
+            wait_counter(all, all.hidden_done + w.row64 + r / 64, want, MOK_WAIT_RUN, v);
+        __syncwarp();
+        fence_async();
+    }
+
+    __device__ void wgrad(const wgrad_task &w)
     {
         const mok_cuda_backward_set &s = p.set[w.shared];
         const CUtensorMap *map = w.matrix == MOK_WGRAD_GATE ? &s.d_a : w.matrix == MOK_WGRAD_UP ? &s.d_b : &s.h;
-        const uint32_t blocks = w.k_blocks(), stages = w.stages(), want = s.hidden_tiles * MOK_CONSUMER_WARPS;
-        const uint32_t *done = all.hidden_done + w.row64;
+        const uint32_t blocks = w.k_blocks(), stages = w.stages();
+        if (w.stored)
+            stored_sums(w, stages);
         for (uint32_t k = 0; k < blocks; k++) {
-            if (k % 2 == 0 && w.rows > 0) { /* 128 rows have one counter; the first of them also says that the stored sums are there */
-                wait_counter(all, done + k, want, MOK_WAIT_RUN, v);
-                fence_async();
-            }
-            if (k == 0 && w.stored)
-                stored_sums(w, stages);
             uint32_t full = begin(blocks - k, stages, MOK_B_BYTES);
             columns_tile(false, map, full, w.inter(), w.ring64 * 64 + k * MOK_TILE_K, 0);
             pipe.n++;
@@ -210,6 +230,11 @@ __device__ void load(const mok_cuda_backward_args &p, const block_view &b, uint3
         task t = decode(v);
         if (t.type == MOK_TASK_END)
             return;
+        wgrad_task w = {};
+        if (t.type == MOK_TASK_WGRAD) {
+            w = decode_wgrad(p, v);
+            l.wait_run(w, v, lane);
+        }
         if (lane != 0)
             continue;
         if (t.type == MOK_TASK_PULL)
@@ -221,52 +246,69 @@ __device__ void load(const mok_cuda_backward_args &p, const block_view &b, uint3
         else if (t.type == MOK_TASK_D_INPUT)
             l.d_input(t, v);
         else
-            l.wgrad(decode_wgrad(p, v), v);
+            l.wgrad(w);
     }
 }
 
 /* ---- gather: rows of x and of d_out ---- */
 
+/* Rows of a k-block of which one thread copies 16 bytes: half a warp copies 256 bytes of a row at once. */
+constexpr uint32_t run_rows = MOK_TILE_K / (2 * MOK_GATHER_WARPS);
+/*
+ * k-blocks between a row's way into L2 and into shared memory. All blocks together read more than L2 holds, and memory
+ * answers later than the stages can wait.
+ */
+constexpr uint32_t fetch_ahead = 6;
+
 /*
  * This block's 128 hidden columns of the run's rows as an M-major tile, 64 rows a k-block; rows past the run's end and
- * columns past the last are zeros, whatever lies there. A thread knows the place of one row, the warp copies two at once.
+ * columns past the last are zeros, whatever lies there. Two warps have the time of one product to copy 16 KiB, so a copy
+ * costs an addition: where the next k-block's rows lie is known before it begins, and of which 128 bytes apart.
  */
 __device__ void gather_run(const mok_cuda_backward_args &p, const block_view &b, const wgrad_task &w, pipeline &pipe,
                            uint32_t thread, uint32_t lane, uint4 v)
 {
     const mok_cuda_common &all = p.common;
     const bool down = w.matrix == MOK_WGRAD_DOWN, pulls = all.x_ring[1] != nullptr && !w.shared;
-    const uint64_t *table = (down ? p.row_g : all.row_src) + static_cast<uint64_t>(w.row64) * 64;
+    const uint64_t *table = (down ? p.row_g : all.row_src) + (w.rows > 0 ? w.row64 * 64ull : 0);
     const uint64_t ring = reinterpret_cast<uint64_t>(down ? p.g_ring : all.x_ring[w.macrobatch > 0]) +
                           static_cast<uint64_t>(w.ring64) * 64 * all.hidden * 2;
-    const uint32_t warp_row = thread / 32 * 32, vector = lane % 16, blocks = w.k_blocks();
-    const uint32_t column = w.hidden(b.rank) + vector * 8;
-    const uint64_t offset = column < all.hidden ? static_cast<uint64_t>(column) * 2 : 0;
-    auto place = [&](uint32_t k) {
-        if (w.rows == 0)
-            return reinterpret_cast<uint64_t>(table); /* not looked at */
-        uint32_t r = min(k * MOK_TILE_K + warp_row + lane, w.rows - 1);
-        uint64_t at = __ldg(table + r);
-        return at & 1u ? ring + static_cast<uint64_t>(r) * all.hidden * 2 : at;
+    const uint32_t first = thread / 16 * run_rows, vector = lane % 16, blocks = w.k_blocks();
+    const uint32_t column = w.hidden(b.rank), own_column = column + vector * 8;
+    const uint32_t rows = own_column < all.hidden ? w.rows : 0;
+    const uint64_t offset = own_column < all.hidden ? own_column * 2 : 0;
+    const uint32_t to = b.smem + a_offset + vector / 8 * box_bytes + first * 128;
+    uint64_t at[run_rows], later = 1;
+    auto places = [&](uint32_t k) { /* of this thread's rows; rows of padding have some, too */
+#pragma unroll
+        for (uint32_t i = 0; i < run_rows; i += 2)
+            load_constant_16(at[i], at[i + 1], table + k * MOK_TILE_K + first + i);
     };
-    uint64_t next = place(0);
+    places(0);
     for (uint32_t k = 0; k < blocks; k++, pipe.n++) {
-        const uint32_t stage = pipe.stage();
-        const uint64_t at = next;
-        if (pulls && w.rows > 0 && k % 2 == 0)
-            wait_counter(all, all.pull_done + w.row64 + k, MOK_CONSUMER_WARPS, MOK_WAIT_ROWS_HERE, v);
-        next = k + 1 < blocks ? place(k + 1) : 0;
-        mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
-        const uint32_t dst = b.smem + a_offset + stage * MOK_A_BYTES + vector / 8 * box_bytes + warp_row * 128;
-        const uint32_t left = column < all.hidden && w.rows > k * MOK_TILE_K ? w.rows - k * MOK_TILE_K : 0;
-#pragma unroll 4
-        for (uint32_t i = 0; i < 16; i++) {
-            const uint32_t from = 2 * i + lane / 16;
-            uint64_t src = __shfl_sync(~0u, at, from) + offset;
-            cp_async_16(dst + from * 128 + ((vector % 8) ^ (from % 8)) * 16, reinterpret_cast<const void *>(src),
-                        warp_row + from < left ? 16 : 0);
+        const uint32_t stage = pipe.stage(), begin = k * MOK_TILE_K + first;
+        if (pulls) {
+            if (w.rows > 0 && k % 2 == 0)
+                wait_counter(all, all.pull_done + w.row64 + k, MOK_CONSUMER_WARPS, MOK_WAIT_ROWS_HERE, v);
+#pragma unroll
+            for (uint32_t i = 0; i < run_rows; i++)
+                if (at[i] & 1u)
+                    at[i] = ring + static_cast<uint64_t>(begin + i) * (all.hidden * 2);
         }
+        mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
+#pragma unroll
+        for (uint32_t i = 0; i < run_rows; i++)
+            cp_async_16(to + stage * MOK_A_BYTES + i * 128 + ((vector % 8) ^ (i % 8)) * 16,
+                        reinterpret_cast<const void *>(at[i] + offset), begin + i < rows ? 16 : 0);
         cp_async_commit();
+        if (k + 1 < blocks)
+            places(k + 1);
+        if (!(later & 1u)) { /* pulled rows have just come by L2 */
+            prefetch_l2(later + column * 2);
+            prefetch_l2(later + column * 2 + 128);
+        }
+        const uint32_t far = (k + fetch_ahead) * MOK_TILE_K + thread; /* where it lies is known a round later */
+        later = far < w.rows && column + 128 <= all.hidden ? load_constant_8(table + far) : 1;
         if (k > 0) {
             cp_async_wait<1>();
             gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
@@ -369,16 +411,26 @@ struct backward_consumer : consumer_base {
         }
     }
 
-    /* Gradients of one element: u with respect to h unweighted, w the routing weight; h as forward has it. */
+    /*
+     * Gradients of one element: u with respect to h unweighted, w the routing weight; h as forward has it. Clamped: the
+     * layer has a limit.
+     */
+    template <bool Clamped>
     __device__ void element(float a, float b_value, float u, float w, float &h, float &d_a, float &d_b) const
     {
-        const float limit = all.sides.limit; /* infinite where there is none */
-        const float ac = a > limit ? limit : a, up = b_value > limit ? limit : b_value, bc = up < -limit ? -limit : up;
+        const float limit = all.sides.limit;
+        const float ac = Clamped && a > limit ? limit : a, up = Clamped && b_value > limit ? limit : b_value;
+        const float bc = Clamped && up < -limit ? -limit : up;
         const float e = __fadd_rn(1.0f, exp2_approximate(__fmul_rn(ac, -1.4426950408889634f)));
-        const float silu = __fdividef(ac, e), s = __fdividef(1.0f, e), d_h = __fmul_rn(w, u);
+        const float s = __fdividef(1.0f, e), d_h = __fmul_rn(w, u);
+        float silu = __fmul_rn(ac, s); /* the bits of forward's division, which multiplies by the reciprocal too */
+        if (e > 0x1p126f)              /* but for these, which it scales first */
+            silu = __fdividef(ac, e);
         h = __fmul_rn(silu, bc);
         d_a = __fmul_rn(__fmul_rn(d_h, bc), __fmaf_rn(silu, __fsub_rn(1.0f, s), s));
         d_b = __fmul_rn(d_h, silu);
+        if (!Clamped)
+            return;
         d_a = a > limit ? 0.0f : d_a;
         d_b = b_value > limit || b_value < -limit ? 0.0f : d_b;
     }
@@ -390,12 +442,13 @@ struct backward_consumer : consumer_base {
     };
 
     /* Two neighbours: a and b in shared memory give way to d_a and d_b, weighted h goes beside them. */
+    template <bool Clamped>
     __device__ void hidden_pair(uint32_t a_at, uint32_t b_at, float u0, float u1, hidden_row &row) const
     {
         const uint32_t a = load_shared_4(a_at), g = load_shared_4(b_at);
         float h0, h1, a0, a1, b0, b1;
-        element(__uint_as_float(a << 16), __uint_as_float(g << 16), u0, row.weight, h0, a0, b0);
-        element(__uint_as_float(a & 0xffff0000u), __uint_as_float(g & 0xffff0000u), u1, row.weight, h1, a1, b1);
+        element<Clamped>(__uint_as_float(a << 16), __uint_as_float(g << 16), u0, row.weight, h0, a0, b0);
+        element<Clamped>(__uint_as_float(a & 0xffff0000u), __uint_as_float(g & 0xffff0000u), u1, row.weight, h1, a1, b1);
         const uint32_t h = pack_bf16(h0, h1);
         row.dot = __fmaf_rn(u0, __uint_as_float(h << 16), row.dot);
         row.dot = __fmaf_rn(u1, __uint_as_float(h & 0xffff0000u), row.dot);
@@ -450,11 +503,17 @@ struct backward_consumer : consumer_base {
 #pragma unroll 1
                 for (uint32_t half = 0; half < 2; half++) {
                     const uint32_t to = (lane / 4 + 8 * half) * 128 + lane % 4 * 4;
+                    auto pairs = [&](auto clamped) {
 #pragma unroll
-                    for (uint32_t j = 0; j < 8; j++) {
-                        const uint32_t at_j = to + ((j ^ (lane / 4)) * 16);
-                        hidden_pair(a_tile + at_j, b_tile + at_j, d[4 * j], d[4 * j + 1], row[0]);
-                    }
+                        for (uint32_t j = 0; j < 8; j++) {
+                            const uint32_t at_j = to + ((j ^ (lane / 4)) * 16);
+                            hidden_pair<clamped.value>(a_tile + at_j, b_tile + at_j, d[4 * j], d[4 * j + 1], row[0]);
+                        }
+                    };
+                    if (all.sides.limit < unlimited)
+                        pairs(yes{});
+                    else
+                        pairs(no{});
                     shift<2>(d);
                     const hidden_row done = row[0];
                     row[0] = row[1];
@@ -528,8 +587,8 @@ struct backward_consumer : consumer_base {
         float *to = p.set[w.shared].gradient_rows[MOK_WGRAD_DOWN] +
                     (static_cast<uint64_t>(w.expert) * all.hidden + row) * inter;
         const uint32_t chunk = lane % 16;
-#pragma unroll 1
-        for (uint32_t q = 0; q < 4; q++, shift<32>(d)) {
+#pragma unroll
+        for (uint32_t q = 0; q < 4; q++) {
             const uint32_t first = w.inter() + 64 * q;
             if (first >= inter)
                 return;
@@ -539,7 +598,7 @@ struct backward_consumer : consumer_base {
 #pragma unroll
                 for (uint32_t half = 0; half < 2; half++)
                     store_shared_8(stage() + (lane / 4 + 8 * half) * MOK_STAGE_ROW_BYTES + (8 * j + 2 * (lane % 4)) * 4,
-                                   d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+                                   d[32 * q + 4 * j + 2 * half], d[32 * q + 4 * j + 2 * half + 1]);
             __syncwarp();
 #pragma unroll
             for (uint32_t i = 0; i < 16; i += 2) {
@@ -559,8 +618,8 @@ struct backward_consumer : consumer_base {
         static_assert(32 * line <= MOK_WARP_STAGE_BYTES, "32 lines fit the staging rows");
         const uint32_t inter = p.set[w.shared].inter, column = w.hidden(b.rank) + warp * 16 + lane % 4 * 4;
         float *to = p.set[w.shared].gradient_rows[w.matrix] + static_cast<uint64_t>(w.expert) * inter * all.hidden + column;
-#pragma unroll 1
-        for (uint32_t q = 0; q < 8; q++, shift<16>(d)) {
+#pragma unroll
+        for (uint32_t q = 0; q < 8; q++) {
             const uint32_t first = w.inter() + 32 * q;
             if (first >= inter)
                 return;
@@ -570,7 +629,7 @@ struct backward_consumer : consumer_base {
 #pragma unroll
                 for (uint32_t i = 0; i < 4; i++)
                     store_shared_4(stage() + (8 * j + 2 * (lane % 4) + i % 2) * line + (lane / 4 + 8 * (i / 2)) * 4,
-                                   __float_as_uint(d[4 * j + i]));
+                                   __float_as_uint(d[16 * q + 4 * j + i]));
             __syncwarp();
 #pragma unroll
             for (uint32_t i = 0; i < 32; i += 8) {
