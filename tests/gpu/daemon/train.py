@@ -2,7 +2,7 @@
 """train_moe_lm --engine cuda through mokd on a GPU: its losses beside the host engine's with one and two ranks (on two GPUs
 too, where there are two), bitwise repeats, other memory modes, a resumed run, and two jobs on the same workers.
 usage: train.py [part of a case's name]; needs MOK_BUILD_DIR. Exit code 77: no GPU. MOK_TEST_MPS_PIPE: under that MPS."""
-import json, os, re, shutil, subprocess, sys, tempfile, time
+import json, os, re, shutil, signal, subprocess, sys, tempfile, time
 
 BIN = os.environ["MOK_BUILD_DIR"]
 MOKCTL = os.environ.get("MOK_TEST_MOKCTL", f"{BIN}/client/mokctl")
@@ -53,12 +53,15 @@ class Stack:
 
 
 class Run:
-    """One training; `start` it, then ask for its losses and its parameters."""
+    """One training; its losses and parameters are there after `end`."""
+
+    all = []
 
     def __init__(self, stack, name, *options):
         self.out, self.log = f"{stack.work}/{name}.out", f"{stack.work}/{name}.log"
         self.name, command = name, [f"{BIN}/client/examples/train_moe_lm", *SIZE, "--text", __file__, "--quiet", "--log", self.log]
         self.process = subprocess.Popen(command + ["--job", name, *options], stdout=open(self.out, "w"), stderr=subprocess.STDOUT)
+        Run.all.append(self.process)
 
     def end(self):
         code = self.process.wait(600)
@@ -128,6 +131,7 @@ def main():
         print("skipped: no NVIDIA GPU here")
         return 77
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     work, failed = tempfile.mkdtemp(prefix="mok-train-"), 0
     stack = Stack(work)
     try:
@@ -143,8 +147,9 @@ def main():
                 print(f"FAIL  {case.__name__}: {e}\n{''.join(open(stack.log.name).readlines()[-20:])}", flush=True)
         stack.stop()
     finally:
-        if stack.mokd.poll() is None:
-            stack.mokd.kill()
+        for process in Run.all + [stack.mokd]:
+            if process.poll() is None:
+                process.kill()
         shutil.rmtree(work)
     return failed != 0
 
