@@ -94,6 +94,17 @@ def sim(rs):
     return table(head, rows)
 
 
+def groups(rs):
+    rows = [[r["shape"], r["order"] + (", a node dies" if r["killed"] else ""), str(r["formed"]),
+             "yes" if r["done"] and r["left"] == 0 else "no", f"{r['messages']:,}", number(r["messages_a_rank_and_call"]),
+             f"{r['bytes']:,}", f"{r['largest']:,}", f"{r['busiest']:,}", number(r["form_ms"]),
+             number(r["told_ms"]) if r["killed"] else "-"]
+            for r in rs]
+    head = ["nodes x devices", "joins", "groups formed", "all done, nothing left", "messages", "a rank and call", "bytes", "largest",
+            "at the busiest node", "last join to commit, ms", "node's loss to the last end, ms"]
+    return table(head, rows)
+
+
 def metrics(rs):
     rows = []
     for r in rs:
@@ -127,7 +138,7 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

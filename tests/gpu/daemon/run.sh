@@ -8,7 +8,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
 programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon
-    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_death
+    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_death tests/gpu/daemon/gpu_rack
     tests/bench/mok-bench client/examples/train_moe_lm)
 
 pack() {
@@ -71,12 +71,14 @@ run_tests() {
     passed=0 failed=0
     run_test gpu_daemon
     run_test gpu_daemon_backward
+    run_test gpu_rack
     run_test gpu_death
     run_test train.py
     if [[ $mps == yes ]]; then
         mps_start
         run_test gpu_daemon
         run_test gpu_daemon_backward
+        run_test gpu_rack
         run_test gpu_death
         run_test train.py
         mps_stop
