@@ -26,8 +26,8 @@ def records(name):
     if name not in KINDS:
         return of_file(RESULTS / f"{name}.jsonl")
     paths = [RESULTS / f"{name.removesuffix('-more')}.jsonl", *sorted(RESULTS.glob("ep*.jsonl"))]
-    what = ("shape", "op", "ep", "tokens", "routing", "sharing", "gpus", "what", "peer", "sweep", "setting")
-    return list({tuple(r.get(k) for k in what): r for path in paths for r in of_file(path) if KINDS[name](r)}.values())
+    what = ("shape", "op", "ep", "tokens", "routing", "sharing", "what", "peer", "sweep", "setting")
+    return list({(r.get("gpus") or r.get("ep"), *(r.get(k) for k in what)): r for path in paths for r in of_file(path) if KINDS[name](r)}.values())
 
 
 def number(value, digits=2):
