@@ -17,6 +17,7 @@
 #include "inherited.h"
 #include "layer.h"
 #include "listener.h"
+#include "memory_bound.h"
 #include "mps.h"
 #include "names.h"
 #include "rack_groups.h"
@@ -245,11 +246,27 @@ static bool has_gpu(const struct mokd_config *config)
     return false;
 }
 
+/* Who fills a device's memory must not make the kernel end something for want of it. */
+static void check_memory(const struct mokd_server *server)
+{
+    int limited;
+    uint64_t bound = mokd_memory_bound(&limited), promised = 0;
+
+    for (size_t i = 0; i < server->config->n_devices; i++)
+        if (server->config->devices[i].kind == MOK_DEVICE_HOST)
+            promised += server->config->devices[i].memory;
+    if (bound > 0 && promised > bound)
+        mok_log(MOK_LOG_WARNING, "server", "devices promise more memory than there is: the kernel will end processes",
+                "promised=%" PRIu64 " bound=%" PRIu64 " remedy=\"%s\"", promised, bound,
+                limited ? "raise MemoryMax of the unit, or lower memory of the devices" : "lower memory of the devices");
+}
+
 /* A limit that will be missed later, in a driver or in somebody's request, is named now. */
 static void check_limits(const struct mokd_server *server, rlim_t descriptors)
 {
     struct rlimit locked;
 
+    check_memory(server);
     if (descriptors < FEW_DESCRIPTORS)
         mok_log(MOK_LOG_WARNING, "server", "few descriptors: jobs will be refused some",
                 "limit=%" PRIu64 " wanted=%u remedy=\"raise LimitNOFILE of the unit, or ulimit -n\"",
