@@ -28,6 +28,7 @@
 #include "session.h"
 #include "state.h"
 #include "storage.h"
+#include "threads.h"
 #include "timer.h"
 #include "trace.h"
 #include "usage.h"
@@ -345,8 +346,8 @@ static int start(struct mokd_server *server)
     server->descriptor_share = descriptor_share(server);
     memset(server->reserve, -1, sizeof(server->reserve));
     mokd_reserve_open(server);
-    int r = 0;
-    if (getrandom(server->boot_id, sizeof(server->boot_id), 0) != sizeof(server->boot_id))
+    int r = mokd_threads_start(&server->loop, &error);
+    if (r == 0 && getrandom(server->boot_id, sizeof(server->boot_id), 0) != sizeof(server->boot_id))
         r = mokd_error_set(&error, -MOK_EIO, "no random bytes");
     if (r == 0 && mokd_storage_start(server) < 0)
         r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
@@ -412,8 +413,7 @@ int mokd_server_run(const struct mokd_options *options)
     TAILQ_INIT(&server.pools);
     TAILQ_INIT(&server.groups);
     TAILQ_INIT(&server.job_totals);
-    /* A large allocation holds a thread for a while; of libuv's four, a few users could hold all. */
-    setenv("UV_THREADPOOL_SIZE", "16", 0);
+    mokd_threads_choose();
     signal(SIGPIPE, SIG_IGN);
     mokd_recent_start();
     int r = uv_loop_init(&server.loop);
