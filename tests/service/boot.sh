@@ -304,7 +304,60 @@ in_machine kill -STOP "$before"
 until_true 30 other_pid main_pid "$before" || fail "the watchdog did not bite"
 until_true 20 status_says "Serving: 2 of 2 devices up" || fail "back, but: $(property StatusText)"
 
+say "the units for GPUs, without one"
+cat >"$root/usr/bin/nvidia-cuda-mps-control" <<'SH'
+#!/bin/sh
+# Plays NVIDIA's control daemon: writes down how it was started, and ends when it is told to quit.
+said=$CUDA_MPS_LOG_DIRECTORY/said
+if [ "$1" = -f ]; then
+    echo "$(id -un) $* $CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES" >>"$said"
+    echo $$ >"$CUDA_MPS_PIPE_DIRECTORY/pid"
+    trap 'exit 0' TERM
+    while :; do sleep 0.05; done
+fi
+read -r command
+echo "$command" >>"$said"
+kill "$(cat "$CUDA_MPS_PIPE_DIRECTORY/pid")"
+SH
+chmod 755 "$root/usr/bin/nvidia-cuda-mps-control"
+mps_runs() { in_machine test -s /run/mok-mps/0/pid; }
+in_machine systemctl start mok-mps@0
+[ "$(property ActiveState mok-mps@0)" = inactive ] || fail "a control daemon for a GPU that is not there"
+in_machine touch /dev/nvidia0
+in_machine systemctl start mok-mps@0
+until_true 10 mps_runs || fail "no control daemon: $(property ActiveState mok-mps@0)"
+[ "$(in_machine stat -c '%a %U' /run/mok-mps/0)" = "755 root" ] || fail "nobody can open its pipes"
+in_machine mkdir -p /etc/systemd/system/mokd.service.d
+in_machine cp /usr/share/mok/mokd-cuda.conf /etc/systemd/system/mokd.service.d/
+in_machine systemctl daemon-reload
+printf '[device gpu0]\nkind = cuda\ncuda = 0\nmemory = 1G\nmps_pipe = /run/mok-mps/0\n' >>"$root/etc/mok/mokd.conf"
+sed -i 's/^sharing = .*/sharing = mps/' "$root/etc/mok/mokd.conf"
+for other in mok-mps@0.service modprobe@nvidia_uvm.service nvidia-fabricmanager.service; do
+    [[ " $(property After) " == *" $other "* ]] || fail "mokd does not start after $other"
+done
+said=$(in_machine runuser -u mokd -- mokd --check-config 2>&1) || said="refused: $said"
+if [ "$said" = OK ] || [[ $said != *"this build"* ]]; then
+    in_machine systemctl restart mokd || fail "with mokd-cuda.conf: $(property Result)"
+    status_says "Serving: 2 of 3 devices up" && status_says "gpu0 has failed" || fail "a GPU that is not there: $(property StatusText)"
+else
+    cp "$tmp/mokd.conf" "$root/etc/mok/mokd.conf"
+    in_machine systemctl restart mokd || fail "with mokd-cuda.conf: $(property Result)"
+fi
+as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks with mokd-cuda.conf: $(cat "$tmp/alice.log")"
+before=$(property MainPID mok-mps@0)
+in_machine kill -KILL "$before"
+mps_pid() { property MainPID mok-mps@0; }
+until_true 20 other_pid mps_pid "$before" || fail "nobody starts the control daemon again"
+started='root -f -multiuser-server PCI_BUS_ID 0'
+two_starts() { [ "$(cat "$root/var/log/mok-mps/0/said")" = "$started"$'\n'"$started" ]; }
+until_true 10 two_starts || fail "the control daemon was started thus: $(cat "$root/var/log/mok-mps/0/said")"
+in_machine systemctl stop mok-mps@0
+[ "$(tail -n 1 "$root/var/log/mok-mps/0/said")" = quit ] || fail "the control daemon is not told to quit"
+[ "$(property Result mok-mps@0)" = success ] || fail "the control daemon ends: $(property Result mok-mps@0)"
+cp "$tmp/mokd.conf" "$root/etc/mok/mokd.conf"
+
 say "memory limit, descriptor limit, full disk"
+drop_in
 drop_in $'[Service]\nLimitNOFILE=200'
 in_machine mount -t tmpfs -o size=64k,mode=0777 tmpfs /var/lib/mok
 in_machine sh -c 'dd if=/dev/zero of=/var/lib/mok/full bs=1k count=128 2>/dev/null || true'
