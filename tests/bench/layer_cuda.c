@@ -105,14 +105,33 @@ static double slowest_median(const struct figures *figures, enum figure f, uint3
     return bench_quantile(worst, rounds, 0.5);
 }
 
+/* "NVIDIA H200", "580.159.04, CUDA 13.0". */
+static void describe_gpu(char device[256], char driver[128])
+{
+    struct cudaDeviceProp properties;
+    char version[64] = "";
+    int runtime = 0;
+    FILE *file = fopen("/sys/module/nvidia/version", "re");
+
+    if (file && fscanf(file, "%63s", version) != 1)
+        version[0] = 0;
+    if (file)
+        fclose(file);
+    cudaRuntimeGetVersion(&runtime);
+    bool known = cudaGetDeviceProperties(&properties, 0) == cudaSuccess;
+    snprintf(device, 256, "%.255s", known ? properties.name : "unknown GPU");
+    snprintf(driver, 128, "%s%sCUDA %d.%d", version, version[0] ? ", " : "", runtime / 1000, runtime % 1000 / 10);
+}
+
 static void report(const struct options *o, const struct shape *s, const struct figures *figures)
 {
     double median[FIGURES];
     double gflop = (o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
     const char *op = o->backward ? "backward" : "forward";
-    char extra[400];
+    char extra[400], device[256], driver[128];
 
+    describe_gpu(device, driver);
     for (int f = 0; f < FIGURES; f++)
         median[f] = slowest_median(figures, (enum figure)f, o->ep, o->rounds);
     double cost = (median[DAEMON] - median[OWN]) * 1e3, queued = (median[DAEMON_QUEUED] - median[OWN_QUEUED]) * 1e3;
@@ -133,7 +152,9 @@ static void report(const struct options *o, const struct shape *s, const struct 
                                    .dense_tflops = (double)NAN,
                                    .peer = "the same kernels in process",
                                    .peer_ms = median[OWN],
-                                   .extra = extra };
+                                   .extra = extra,
+                                   .device = device,
+                                   .driver = driver };
     bench_emit(&record);
     if (!bench.json)
         printf("%-10s %-8s %2u/%u %6u %-10s %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f\n", s->name, op, o->ep,

@@ -3,6 +3,7 @@ usage: sweep.py lib.so [sizes|minibatch|client ...]"""
 import json, statistics as st, sys, time
 import torch
 import mokgpu
+from timing import shot
 
 BF = torch.bfloat16
 SHAPES = {"kimi": (7168, 2048, 8, 8), "glm": (6144, 2048, 8, 8), "qwen": (4096, 1024, 10, 10), "dsv4": (7168, 3072, 6, 6),
@@ -25,16 +26,6 @@ def make(H, I, E, K, ep, tokens, ids=None, **options):
     outs = [torch.empty_like(x) for x in xs]
     G.set(xs, ids, ws, w, outs)
     return G
-
-
-def shot(f):
-    torch.cuda.synchronize()
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    a.record()
-    f()
-    b.record()
-    torch.cuda.synchronize()
-    return a.elapsed_time(b)
 
 
 da, db = (torch.randn(8192, 8192, device="cuda", dtype=BF) for _ in range(2))
