@@ -312,7 +312,9 @@ said=$CUDA_MPS_LOG_DIRECTORY/said
 if [ "$1" = -f ]; then
     echo "$(id -un) $* $CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES" >>"$said"
     echo $$ >"$CUDA_MPS_PIPE_DIRECTORY/pid"
-    trap 'exit 0' TERM
+    sleep 0.5
+    mkfifo -m 666 "$CUDA_MPS_PIPE_DIRECTORY/control" && exec 3<>"$CUDA_MPS_PIPE_DIRECTORY/control"
+    trap 'rm "$CUDA_MPS_PIPE_DIRECTORY/control"; exit 0' TERM
     while :; do sleep 0.05; done
 fi
 read -r command
@@ -320,12 +322,11 @@ echo "$command" >>"$said"
 kill "$(cat "$CUDA_MPS_PIPE_DIRECTORY/pid")"
 SH
 chmod 755 "$root/usr/bin/nvidia-cuda-mps-control"
-mps_runs() { in_machine test -s /run/mok-mps/0/pid; }
 in_machine systemctl start mok-mps@0
 [ "$(property ActiveState mok-mps@0)" = inactive ] || fail "a control daemon for a GPU that is not there"
 in_machine touch /dev/nvidia0
 in_machine systemctl start mok-mps@0
-until_true 10 mps_runs || fail "no control daemon: $(property ActiveState mok-mps@0)"
+in_machine test -p /run/mok-mps/0/control || fail "up before it answers: $(property ActiveState mok-mps@0)"
 [ "$(in_machine stat -c '%a %U' /run/mok-mps/0)" = "755 root" ] || fail "nobody can open its pipes"
 in_machine mkdir -p /etc/systemd/system/mokd.service.d
 in_machine cp /usr/share/mok/mokd-cuda.conf /etc/systemd/system/mokd.service.d/
@@ -351,6 +352,7 @@ until_true 20 other_pid mps_pid "$before" || fail "nobody starts the control dae
 started='root -f -multiuser-server PCI_BUS_ID 0'
 two_starts() { [ "$(cat "$root/var/log/mok-mps/0/said")" = "$started"$'\n'"$started" ]; }
 until_true 10 two_starts || fail "the control daemon was started thus: $(cat "$root/var/log/mok-mps/0/said")"
+until_true 10 in_machine systemctl --quiet is-active mok-mps@0 || fail "the next control daemon does not answer"
 in_machine systemctl stop mok-mps@0
 [ "$(tail -n 1 "$root/var/log/mok-mps/0/said")" = quit ] || fail "the control daemon is not told to quit"
 [ "$(property Result mok-mps@0)" = success ] || fail "the control daemon ends: $(property Result mok-mps@0)"
