@@ -382,6 +382,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
         return -MOK_EDEVICE;
     l->main.common.chaos_seed++;
+    mok_cuda_retire(l, args, s->slots, &l->main.common);
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 

@@ -58,6 +58,10 @@ struct mok_engine_layer {
 int mok_cuda_make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
                       uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions);
 
+/* retire.c: which blocks of the operation's megakernel retire, for what it will have to do over `slots` of all ranks */
+void mok_cuda_retire(const struct mok_engine_layer *l, const struct mok_op_args *args, uint64_t slots,
+                     struct mok_cuda_common *ret);
+
 /* engine_backward.c; `fill` once a layer, behind forward's arguments */
 void mok_cuda_backward_fill(struct mok_engine_layer *l);
 int mok_cuda_backward_make_maps(struct mok_engine_layer *l, const struct mok_op_args *args);

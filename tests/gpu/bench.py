@@ -1,9 +1,10 @@
 """One forward, or one backward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
 usage: bench.py [--op forward|backward] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines, which tables.py reads.
 Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones), `NAME +=` adds to them, `NAME recompute`
-makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring; the baseline's is its own backward alone."""
+makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring, `NAME bf16` overwrites BF16 gradients, `NAME bf16 +=` adds to
+them; the baseline's is its own backward alone."""
 import json, os, re, statistics as st, subprocess, sys
-command = "bench.py " + " ".join(sys.argv[1:])
+command = " ".join(["bench.py"] + [os.path.basename(a) for a in sys.argv[1:]])
 op = "forward"
 if len(sys.argv) > 2 and sys.argv[1] == "--op":
     op = sys.argv[2]
@@ -56,11 +57,11 @@ for name in shapes:
     run = {"baseline": graph(lambda: core.bwd(dy) if back else core.fwd(x, idx, w)), "dense": dense}
     groups, i32 = [], idx.int()
 
-    def add_backward(n, path, flags=2, context_mode=1, ring=0):
+    def add_backward(n, path, flags=2, context_mode=1, ring=0, bf16=False):
         """One more backward; how far its d_x is from the baseline's, and its weight gradients too."""
-        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode)
+        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode, bf16_gradients=bf16)
         out, dx, dw = torch.empty_like(x), torch.empty_like(x), torch.empty(T, k, device="cuda")
-        grads = [torch.zeros(el, *s, device="cuda") for s in ((I, H), (I, H), (H, I))]
+        grads = [torch.zeros(el, *s, device="cuda", dtype=BF if bf16 else torch.float32) for s in ((I, H), (I, H), (H, I))]
         G.set([x], [i32], [w], [[gate, up, w2, None, None, None]], [out])
         G.set_backward([dy], [grads + [None] * 3], [dx], [dw], flags)
         G.forward()
@@ -107,6 +108,9 @@ for name in shapes:
             continue
         add_backward(n, path)
         add_backward(n + " +=", path, flags=0)
+        add_backward(n + " bf16", path, bf16=True)
+        if os.environ.get("BF16_ADD"):
+            add_backward(n + " bf16 +=", path, flags=0, bf16=True)
         if os.environ.get("CONTEXT"):
             add_backward(n + " recompute", path, context_mode=2)
         if os.environ.get("RING"):
