@@ -39,13 +39,9 @@ struct wgrad_consumer : consumer_base {
             d[i] = d[i + By];
     }
 
-    /*
-     * d[i] from the stored sums. `Down`: rows of the tile are rows there, so a box is 32 columns of its 128 rows;
-     * otherwise rows of the tile are columns there, and a box is 64 rows of 32 columns.
-     */
-    template <bool Down> __device__ void load_sums(float (&d)[128])
+    /* d[i] from what is stored, 64 columns of the tile a stage; `value(tile, row, column)` reads one. */
+    template <class Value> __device__ void load_stored(float (&d)[128], Value value)
     {
-        const uint32_t m0 = warp * 16 + lane / 4;
 #pragma unroll
         for (uint32_t q = 0; q < stored_stages; q++, pipe.n++) {
             const uint32_t stage = pipe.stage(), tile = b.smem + b_offset + stage * MOK_B_BYTES;
@@ -53,39 +49,35 @@ struct wgrad_consumer : consumer_base {
 #pragma unroll
             for (uint32_t j = 0; j < 8; j++)
 #pragma unroll
-                for (uint32_t i = 0; i < 4; i++) {
-                    const uint32_t m = m0 + 8 * (i / 2), n = 8 * j + 2 * (lane % 4) + i % 2;
-                    const uint32_t line = Down ? n / 32 * (2 * box_bytes) + m * 128 : m / 32 * box_bytes + n * 128;
-                    const uint32_t word = Down ? n % 32 : m % 32, key = Down ? m % 8 : n % 8;
-                    d[32 * q + 4 * j + i] =
-                        __uint_as_float(load_shared_4(tile + line + (((word / 4) ^ key) * 16) + word % 4 * 4));
-                }
+                for (uint32_t i = 0; i < 4; i++)
+                    d[32 * q + 4 * j + i] = value(tile, warp * 16 + lane / 4 + 8 * (i / 2), 8 * j + 2 * (lane % 4) + i % 2);
             __syncwarp();
             release(stage);
         }
     }
 
-    /* The same from BF16 gradients. */
+    /*
+     * FP32. `Down`: rows of the tile are rows there, so a box is 32 columns of its 128 rows; otherwise rows of the tile are
+     * columns there, and a box is 64 rows of 32 columns.
+     */
+    template <bool Down> __device__ void load_sums(float (&d)[128])
+    {
+        load_stored(d, [](uint32_t tile, uint32_t m, uint32_t n) {
+            const uint32_t line = Down ? n / 32 * (2 * box_bytes) + m * 128 : m / 32 * box_bytes + n * 128;
+            const uint32_t word = Down ? n % 32 : m % 32, key = Down ? m % 8 : n % 8;
+            return __uint_as_float(load_shared_4(tile + line + (((word / 4) ^ key) * 16) + word % 4 * 4));
+        });
+    }
+
+    /* BF16: a box is as wide as the 64 columns, or 64 rows of the tile. */
     template <bool Down> __device__ void load_bf16(float (&d)[128])
     {
-        const uint32_t m0 = warp * 16 + lane / 4;
-#pragma unroll
-        for (uint32_t q = 0; q < stored_stages; q++, pipe.n++) {
-            const uint32_t stage = pipe.stage(), tile = b.smem + b_offset + stage * MOK_B_BYTES;
-            mbar_wait(b.full(stage), pipe.phase());
-#pragma unroll
-            for (uint32_t j = 0; j < 8; j++)
-#pragma unroll
-                for (uint32_t i = 0; i < 4; i++) {
-                    const uint32_t m = m0 + 8 * (i / 2), n = 8 * j + 2 * (lane % 4) + i % 2;
-                    const uint32_t line = Down ? m * 128 : m / 64 * box_bytes + n * 128;
-                    const uint32_t value = Down ? n : m % 64, key = Down ? m % 8 : n % 8;
-                    const uint32_t two = load_shared_4(tile + line + (((value / 8) ^ key) * 16) + value % 8 / 2 * 4);
-                    d[32 * q + 4 * j + i] = __uint_as_float(value % 2 ? two & 0xffff0000u : two << 16);
-                }
-            __syncwarp();
-            release(stage);
-        }
+        load_stored(d, [](uint32_t tile, uint32_t m, uint32_t n) {
+            const uint32_t line = Down ? m * 128 : m / 64 * box_bytes + n * 128;
+            const uint32_t value = Down ? n : m % 64, key = Down ? m % 8 : n % 8;
+            const uint32_t two = load_shared_4(tile + line + (((value / 8) ^ key) * 16) + value % 8 / 2 * 4);
+            return __uint_as_float(value % 2 ? two & 0xffff0000u : two << 16);
+        });
     }
 
     /* Where a tile's FP32 sums go: into the gradient, or on to the next macrobatch. */
