@@ -318,6 +318,9 @@ int bench_layer_cuda(int argc, char **argv)
     };
     if (stack_start(&stack, &so) < 0)
         return 1;
+    /* CUDA starts here before the ranks open their sessions, so libmok comes too late to say so. */
+    if (pipe)
+        setenv("CUDA_MPS_PIPE_DIRECTORY", pipe, 1);
     workload_copy = copy;
     if (!bench.json)
         printf("shape      op       EP/GPUs tokens routing  sharing     mokd ms  own ms      mokd's cost   queued: "
