@@ -8,7 +8,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
 programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon
-    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_death
+    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_stream tests/gpu/daemon/gpu_death
+    tests/gpu/daemon/gpu_own_mps
     tests/bench/mok-bench)
 
 pack() {
@@ -55,6 +56,10 @@ mps_stop() {
 run_test() {
     local name=$1 code=0
     timeout 240 "$MOK_BUILD_DIR/tests/gpu/daemon/$name" || code=$?
+    if [[ $code == 77 && $name == gpu_own_mps ]]; then
+        echo "== $name: skipped"
+        return
+    fi
     [[ $code == 77 ]] && exit 77
     if [[ $code == 0 ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
     echo "== $name${MOK_TEST_MPS_PIPE:+ under MPS}: exit code $code"
@@ -67,11 +72,14 @@ run_tests() {
     passed=0 failed=0
     run_test gpu_daemon
     run_test gpu_daemon_backward
+    run_test gpu_stream
     run_test gpu_death
+    run_test gpu_own_mps
     if [[ $mps == yes ]]; then
         mps_start
         run_test gpu_daemon
         run_test gpu_daemon_backward
+        run_test gpu_stream
         run_test gpu_death
         mps_stop
     fi
