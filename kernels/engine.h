@@ -19,6 +19,8 @@ struct mok_engine_config {
     uint32_t index;       /* cuda: device ordinal */
     uint32_t threads;     /* host: threads, >= 1 */
     uint32_t blocks;      /* cuda: thread blocks of a megakernel at most, so that other kernels find SMs free; 0: one an SM */
+    uint32_t yield_us;    /* cuda: a block retires at a task border after about so long, so that a kernel that waits gets its
+                             place; 0: never */
     void (*notify)(void *cookie); /* called from an engine thread when a phase has ended; may be NULL */
     void *cookie;
     uint32_t chaos_delay_us; /* tests: random delays at task borders, up to this; 0: none */
@@ -101,8 +103,8 @@ struct mok_engine_ops {
 
     /*
      * These are NULL where a device cannot start by itself. MOK_PHASE_WHOLE, behind what runs, at most one at a time;
-     * it goes when its gate opens. A negative code: nothing was started, for this operation start() says why. The
-     * memory of its words has been mapped before, which returns 0 or -MOK_E*.
+     * it goes when its gate opens, at once if that is open. A negative code: nothing was started; what the arguments lack,
+     * start() says. The memory of its words has been mapped before, which returns 0 or -MOK_E*.
      */
     int (*gate_map)(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message);
     void (*gate_unmap)(struct mok_engine *engine, void *memory);

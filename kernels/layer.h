@@ -40,7 +40,13 @@ struct mok_layer_spec {
     uint64_t ring_bytes;
     uint32_t minibatch_rows;
     uint32_t comm_units;
+    uint32_t gradient_dtype; /* of the weight gradients, enum mok_dtype; 0: FP32 */
 };
+
+static inline bool mok_spec_bf16_gradients(const struct mok_layer_spec *spec)
+{
+    return spec->gradient_dtype == MOK_DTYPE_BF16;
+}
 
 struct mok_device_limits {
     uint32_t kind;         /* enum mok_device_kind */
@@ -109,13 +115,13 @@ enum mok_op_kind { MOK_KIND_FORWARD = 1, MOK_KIND_BACKWARD = 2 };
 #define MOK_OPF_ACCUMULATE_OUT (1u << 0)
 #define MOK_OPF_OVERWRITE_WGRAD (1u << 1)
 
-/* Expert parameters (fixed pointers of this rank) and FP32 gradients; see control.proto for shapes. */
+/* Expert parameters (fixed pointers of this rank) and gradients of the spec's type; see control.proto for shapes. */
 struct mok_expert_params {
     const void *gate, *up, *down;
     const void *gate_scale, *up_scale, *down_scale;
     const void *shared_gate, *shared_up, *shared_down;
-    float *d_gate, *d_up, *d_down;
-    float *d_shared_gate, *d_shared_up, *d_shared_down;
+    void *d_gate, *d_up, *d_down;
+    void *d_shared_gate, *d_shared_up, *d_shared_down;
 };
 
 /* One rank as the engine of another sees it for one operation. */

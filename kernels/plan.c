@@ -101,6 +101,9 @@ static int check_spec(const struct mok_layer_spec *spec, struct mok_message *mes
     if (spec->precision < MOK_BF16 || spec->precision > MOK_MXFP8_PER128)
         return fail(message, -MOK_EDTYPE, "precision = %u is none of 1 (bf16), 2 (mxfp8 per32), 3 (mxfp8 per128)",
                     spec->precision);
+    if (spec->gradient_dtype && spec->gradient_dtype != MOK_DTYPE_BF16 && spec->gradient_dtype != MOK_DTYPE_F32)
+        return fail(message, -MOK_EDTYPE, "gradient_dtype = %u is none of 0, %u (f32), %u (bf16)", spec->gradient_dtype,
+                    MOK_DTYPE_F32, MOK_DTYPE_BF16);
     if (!isfinite(spec->clamp) || spec->clamp < 0)
         return fail(message, -MOK_ERANGE, "clamp = %g is not 0 (none) or a finite positive limit",
                     (double)spec->clamp);

@@ -27,17 +27,18 @@ const char mokctl_usage[] =
     "  layer --explain --hidden H --intermediate I --experts E --topk K --max-tokens T\n"
     "            the plan and the exact memory of a layer that is not there; further options:\n"
     "            --ep N (1), --device D (0), --precision bf16|mxfp8-per32|mxfp8-per128 (bf16),\n"
-    "            --shared-intermediate S, --clamp L, --ring-bytes B, --minibatch-rows M, --comm-units C\n"
+    "            --shared-intermediate S, --clamp L, --ring-bytes B, --minibatch-rows M, --comm-units C,\n"
+    "            --gradients f32|bf16 (f32)\n"
     "  quota [--user U | --all]\n"
     "            what a user has and may have, by user name or number (of others: administrators alone), with the Unix\n"
     "            groups that bind him; --all: of everybody\n"
     "  usage [--since 24h|DATE] [--by user|job|device]\n"
     "            device time, operations, rows and memory by time that jobs used: one's own, an administrator all;\n"
     "            since so long ago (30m, 24h, 7d, 4w) or a date (2026-01-31, 2026-01-31T08:00), in steps of ten minutes\n"
-    "  drain DEVICE|--node [--wait]\n"
-    "            the device, by index or name, or all of this node finish what runs and take no new group or queue;\n"
-    "            --wait: until nothing is left; administrators alone\n"
-    "  undrain DEVICE|--node\n"
+    "  drain DEVICE|NODE|NODE:DEVICE|--node [--wait]\n"
+    "            the device, by index or name, or all of a node of the rack (--node: this one) finish what runs and take\n"
+    "            no new group or queue; --wait: until nothing is left; administrators alone\n"
+    "  undrain DEVICE|NODE|NODE:DEVICE|--node\n"
     "            and take new ones again\n"
     "  top [--once] [--interval S]\n"
     "            devices and sessions live: shares, queue depth, latencies, new every S seconds (2); --once: one look, over S\n"
@@ -80,6 +81,7 @@ enum option_value {
     OPTION_RING_BYTES,
     OPTION_MINIBATCH_ROWS,
     OPTION_COMM_UNITS,
+    OPTION_GRADIENTS,
     OPTION_SHAPES, /* how many those are */
     OPTION_RANK = OPTION_SHAPES,
     OPTION_EXPLAIN,
@@ -102,6 +104,7 @@ static const struct option options[] = {
     [OPTION_RING_BYTES] = { "ring-bytes", required_argument, NULL, OPTION_RING_BYTES },
     [OPTION_MINIBATCH_ROWS] = { "minibatch-rows", required_argument, NULL, OPTION_MINIBATCH_ROWS },
     [OPTION_COMM_UNITS] = { "comm-units", required_argument, NULL, OPTION_COMM_UNITS },
+    [OPTION_GRADIENTS] = { "gradients", required_argument, NULL, OPTION_GRADIENTS },
     [OPTION_RANK] = { "rank", required_argument, NULL, OPTION_RANK },
     [OPTION_EXPLAIN] = { "explain", no_argument, NULL, OPTION_EXPLAIN },
     [OPTION_JSON] = { "json", no_argument, NULL, OPTION_JSON },
@@ -152,6 +155,16 @@ static int parse_precision(const char *text, uint32_t *ret)
     return -1;
 }
 
+static int parse_gradients(const char *text, uint32_t *ret)
+{
+    if (strcmp(text, "f32") == 0 || strcmp(text, "bf16") == 0) {
+        *ret = strcmp(text, "bf16") == 0 ? MOK_DTYPE_BF16 : 0;
+        return 0;
+    }
+    fprintf(stderr, "mokctl: --gradients %s: must be f32 or bf16\n", text);
+    return -1;
+}
+
 static int parse_clamp(const char *text, float *ret)
 {
     char *end;
@@ -194,6 +207,8 @@ static int parse_shape(int option, const char *text, struct mokctl_arguments *re
         return parse_u32("--minibatch-rows", text, &spec->minibatch_rows);
     case OPTION_COMM_UNITS:
         return parse_u32("--comm-units", text, &spec->comm_units);
+    case OPTION_GRADIENTS:
+        return parse_gradients(text, &spec->gradient_dtype);
     default:
         return parse_u32("--rank", text, &ret->rank);
     }

@@ -19,10 +19,10 @@
 static const struct mokctl_command commands[] = {
     { "quota", MOKCTL_NEEDS_MOKD, "user all", NULL, mokctl_quota },
     { "usage", MOKCTL_NEEDS_MOKD, "since by", NULL, mokctl_usage_of_jobs },
-    { "drain", MOKCTL_NEEDS_MOKD, "node wait", "DEVICE", mokctl_drain },
+    { "drain", MOKCTL_NEEDS_MOKD, "node wait", "DEVICE|NODE", mokctl_drain },
     { "top", MOKCTL_NEEDS_MOKD, "once interval", NULL, mokctl_top },
     { "trace", MOKCTL_NEEDS_MOKD, "seconds out", NULL, mokctl_trace },
-    { "undrain", MOKCTL_NEEDS_MOKD, "node", "DEVICE", mokctl_undrain },
+    { "undrain", MOKCTL_NEEDS_MOKD, "node", "DEVICE|NODE", mokctl_undrain },
     { "doctor", MOKCTL_NEEDS_NOTHING, "config", NULL, mokctl_doctor },
     { "bundle", MOKCTL_NEEDS_NOTHING, "out config", NULL, mokctl_bundle },
 };

@@ -128,7 +128,10 @@ static void look_at_memory(struct doctor *doctor)
 
 static void say_node(struct doctor *doctor, const Mok__RackNode *node)
 {
-    if (strcmp(node->state, "up") != 0)
+    if (strcmp(node->state, "left") == 0)
+        doctor_say(doctor, "peer", DOCTOR_WARN, "systemctl start mokd on that node, when what it was stopped for is done",
+                   "node %s at %s was stopped in order", node->name, node->address);
+    else if (strcmp(node->state, "up") != 0)
         doctor_say(doctor, "peer", DOCTOR_FAIL, "mokctl doctor on that node; then cables, firewall, and keys on both",
                    "node %s at %s is %s: %s", node->name, node->address, node->state,
                    node->error[0] ? node->error : "has not been heard of");

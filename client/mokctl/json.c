@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "command.h"
+#include "mok/types.h"
 #include "mokctl.h"
 #include "names.h"
 
@@ -121,6 +122,7 @@ static cJSON *spec_json(const Mok__LayerSpec *s)
     mokctl_json_number(object, "ring_bytes", s->ring_bytes);
     mokctl_json_number(object, "minibatch_rows", s->minibatch_rows);
     mokctl_json_number(object, "comm_units", s->comm_units);
+    cJSON_AddStringToObject(object, "gradients", s->gradient_dtype == MOK_DTYPE_BF16 ? "bf16" : "f32");
     return object;
 }
 

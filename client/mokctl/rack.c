@@ -26,7 +26,7 @@ static void put_node(struct table *table, const Mok__RackNode *node)
     bool measured = !node->self && node->rtt_ns >= 0;
 
     table_put(table, "%s", node->name);
-    table_put(table, "%s", node->self ? "this" : node->state);
+    table_put(table, "%s%s", node->self ? "this" : node->state, node->draining ? ", draining" : "");
     if (measured)
         put_nanoseconds(table, node->rtt_ns, false);
     else
@@ -96,6 +96,7 @@ static cJSON *node_json(const Mok__RackNode *node)
     cJSON_AddStringToObject(object, "error", node->error);
     mokctl_json_number(object, "protocol", node->protocol);
     cJSON_AddBoolToObject(object, "inventory_agrees", node->inventory_agrees);
+    cJSON_AddBoolToObject(object, "draining", node->draining);
     mokctl_json_number(object, "sent", node->sent);
     mokctl_json_number(object, "received", node->received);
     mokctl_json_number(object, "stale", node->stale);

@@ -110,6 +110,14 @@ static int check_precision(uint32_t precision)
     return 0;
 }
 
+static int check_gradient_dtype(uint32_t dtype)
+{
+    if (dtype != 0 && dtype != MOK_DTYPE_F32 && dtype != MOK_DTYPE_BF16)
+        return client_fail(MOK_EDTYPE, "gradient_dtype is %" PRIu32 ", must be 0, %d (F32) or %d (BF16)", dtype,
+                           MOK_DTYPE_F32, MOK_DTYPE_BF16);
+    return 0;
+}
+
 int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__LayerSpec *ret)
 {
     mok_layer_options o;
@@ -120,7 +128,8 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
         (r = check_width("shared_intermediate", o.shared_intermediate, 0)) < 0 ||
         (r = check_range("experts", o.experts, 1, MOK_MAX_EXPERTS)) < 0 ||
         (r = check_range("topk", o.topk, 1, MOK_MAX_TOPK)) < 0 ||
-        (r = check_range("max_tokens", o.max_tokens, 1, MOK_MAX_TOKENS)) < 0 || (r = check_precision(o.precision)) < 0)
+        (r = check_range("max_tokens", o.max_tokens, 1, MOK_MAX_TOKENS)) < 0 || (r = check_precision(o.precision)) < 0 ||
+        (r = check_gradient_dtype(o.gradient_dtype)) < 0)
         return r;
     if (o.experts % ranks)
         return client_fail(MOK_ERANGE, "experts is %" PRIu32 ", must be a multiple of the group's %" PRIu32 " ranks",
@@ -140,6 +149,7 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
     ret->ring_bytes = o.ring_bytes;
     ret->minibatch_rows = o.minibatch_rows;
     ret->comm_units = o.comm_units;
+    ret->gradient_dtype = o.gradient_dtype == MOK_DTYPE_F32 ? 0 : o.gradient_dtype; /* one way to say it */
     return 0;
 }
 

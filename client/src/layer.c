@@ -55,6 +55,17 @@ static void copy_memory(mok_layer_memory *ret, const Mok__LayerMemory *memory)
     };
 }
 
+static int check_spec(const mok_group *group, const mok_layer_options *options, Mok__LayerSpec *ret)
+{
+    int r = check_layer_options(options, group->ranks, ret);
+    if (r < 0)
+        return r;
+    if (ret->gradient_dtype && !(group->session->features & MOK_FEATURE_GRADIENTS))
+        return client_fail(MOK_ENOTSUP, "gradient_dtype is %" PRIu32 ", must be 0: mokd is older and knows F32 alone",
+                           ret->gradient_dtype);
+    return 0;
+}
+
 _public_ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, mok_layer_memory *ret_memory)
 {
     _cleanup_answer_ struct control_answer answer = CONTROL_ANSWER_INIT;
@@ -67,7 +78,7 @@ _public_ int mok_layer_memory_query(mok_group *group, const mok_layer_options *o
         return r;
     if (!ret_memory)
         return client_fail(MOK_EARG, "ret_memory is NULL");
-    r = check_layer_options(options, group->ranks, &spec);
+    r = check_spec(group, options, &spec);
     if (r < 0)
         return r;
     body.group = group->id;
@@ -111,7 +122,7 @@ _public_ int mok_layer_create(mok_group *group, const mok_layer_options *options
     layer = calloc(1, sizeof(*layer));
     if (!layer)
         return client_fail(MOK_ENOMEM, "no memory for a layer's handle");
-    r = check_layer_options(options, group->ranks, &layer->spec);
+    r = check_spec(group, options, &layer->spec);
     if (r < 0)
         return r;
     body.group = group->id;
@@ -237,7 +248,7 @@ static uint64_t param_bytes(const Mok__LayerSpec *spec, uint32_t ranks, const st
 
     switch (p->role) {
     case GRADIENT:
-        return 4 * elements;
+        return (spec->gradient_dtype == MOK_DTYPE_BF16 ? 2 : 4) * elements;
     case SCALE:
         return matrices * rows * ((columns + 31) / 32);
     default:

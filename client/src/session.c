@@ -103,7 +103,7 @@ static int hello(mok_session *session, const mok_session_options *o, const char 
     body.protocol_max = PROTOCOL_VERSION;
     body.job = (char *)job;
     body.weight = o->weight;
-    body.features = MOK_FEATURE_RESUME;
+    body.features = MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS;
     request.body_case = MOK__REQUEST__BODY_HELLO;
     request.hello = &body;
     int r = session_call(session, &request, MOK__REPLY__BODY_HELLO, 0, &answer);
@@ -112,6 +112,7 @@ static int hello(mok_session *session, const mok_session_options *o, const char 
     if (answer.reply->hello->protocol != PROTOCOL_VERSION)
         return client_fail(MOK_EVERSION, "mokd %s chose protocol %u, this library speaks %u",
                            answer.reply->hello->daemon_version, answer.reply->hello->protocol, PROTOCOL_VERSION);
+    session->features = answer.reply->hello->features;
     snprintf(session->mps_pipe, sizeof(session->mps_pipe), "%s", answer.reply->hello->mps_pipe);
     return keeper_start(session, o->socket_path, o->resume_ms ? o->resume_ms : DEFAULT_RESUME_MS, answer.reply->hello,
                         &session->keeper);

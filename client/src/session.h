@@ -39,6 +39,7 @@ struct mok_session {
     uint32_t queue_entries;
     uint64_t timeout_ms; /* of a plain answer */
     char mps_pipe[256];  /* of the MPS that mokd's workers run under; "": none */
+    uint64_t features;   /* that mokd has too, see wire.h */
     pthread_mutex_t opening;
     struct port *port[MOK_MAX_DEVICES]; /* set once, with release */
 

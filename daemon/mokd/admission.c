@@ -2,8 +2,11 @@
 #include "admission.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "client_queue.h"
+#include "rack_groups.h"
+#include "rack_orders.h"
 #include "state.h"
 #include "status.h"
 
@@ -38,18 +41,40 @@ static void turn_away_forming(struct mokd_device *device)
     }
 }
 
-static void drain(struct mokd_device *device, bool draining, const struct mokd_user *user)
+static void drain(struct mokd_device *device, bool draining, const char *by)
 {
     if (device->draining == draining)
         return;
     device->draining = draining;
     mokd_state_touch(device->server); /* an upgrade may come in the middle of it */
-    mok_log(MOK_LOG_NOTICE, "device", draining ? "draining" : "open again", "device=%s by_uid=%u ranks=%u queues=%u",
-            device->config->name, user->uid, device->n_ranks, device->n_queues);
+    mok_log(MOK_LOG_NOTICE, "device", draining ? "draining" : "open again", "device=%s by=%s ranks=%u queues=%u",
+            device->config->name, by, device->n_ranks, device->n_queues);
     if (!draining)
         return;
     turn_away_forming(device);
     mokd_device_emptier(device);
+}
+
+void mokd_drain_announce(struct mokd_server *server)
+{
+    bool all = server->n_devices > 0;
+
+    for (size_t i = 0; i < server->n_devices; i++)
+        all &= server->devices[i]->draining;
+    if (server->rack)
+        rack_set_draining(server->rack, all);
+}
+
+int mokd_drain_apply(struct mokd_server *server, const Mok__Drain *request, const char *by, struct mokd_error *error)
+{
+    if (!request->node && request->device >= server->n_devices)
+        return mokd_error_set(error, -MOK_ENODEV, "device = %u: this node has %zu devices", request->device,
+                              server->n_devices);
+    for (size_t i = 0; i < server->n_devices && !request->look; i++)
+        if (request->node || request->device == i)
+            drain(server->devices[i], !request->undo, by);
+    mokd_drain_announce(server);
+    return 0;
 }
 
 void mokd_drain(struct mokd_session *session, uint64_t id, const Mok__Drain *request)
@@ -59,17 +84,12 @@ void mokd_drain(struct mokd_session *session, uint64_t id, const Mok__Drain *req
 
     if (!mokd_session_is_admin(session))
         mokd_error_set(&error, -MOK_EACCESS, "drain: user %s is no administrator of this mokd", session->user->name);
-    else if (!request->node && request->device >= server->n_devices)
-        mokd_error_set(&error, -MOK_ENODEV, "device = %u: this node has %zu devices", request->device,
-                       server->n_devices);
-    if (error.code < 0) {
+    else if (request->on[0] && strcmp(request->on, mokd_rack_own_name(server)) != 0)
+        mokd_rack_order(session, id, request, &error);
+    else if (mokd_drain_apply(server, request, session->user->name, &error) == 0)
+        mokd_status_devices(session, id);
+    if (error.code < 0)
         mokd_session_refuse(session, id, &error);
-        return;
-    }
-    for (size_t i = 0; i < server->n_devices; i++)
-        if (request->node || request->device == i)
-            drain(server->devices[i], !request->undo, session->user);
-    mokd_status_devices(session, id);
 }
 
 /* ------------------------------------------------------------------ devices of one group alone */

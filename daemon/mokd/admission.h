@@ -20,6 +20,10 @@ int mokd_admit_queue(const struct mokd_session *session, const struct mokd_devic
 /* A rank or a queue of the device is gone. */
 void mokd_device_emptier(const struct mokd_device *device);
 
+/* The same for `by`, of whichever node; says nothing to anybody. -MOK_ENODEV. */
+int mokd_drain_apply(struct mokd_server *server, const Mok__Drain *request, const char *by, struct mokd_error *error);
+/* Tells the rack whether this node takes new groups. */
+void mokd_drain_announce(struct mokd_server *server);
 void mokd_drain(struct mokd_session *session, uint64_t id, const Mok__Drain *request);
 
 #endif

@@ -723,7 +723,10 @@ static struct mokd_member *join(struct mokd_session *session, const Mok__GroupJo
     struct mokd_group *group = find_by_name(session, request->name);
     if (group && check_fit(group, session, request, error) < 0)
         return NULL;
-    if (mokd_admit_rank(session, device, group, request->exclusive, error) < 0)
+    int r = mokd_admit_rank(session, device, group, request->exclusive, error);
+    if (r == -MOK_EDRAIN)
+        mokd_rack_decline(session, request->name, request->rank, error);
+    if (r < 0)
         return NULL;
     if (mokd_user_take(session->user, MOKD_GROUPS, 1, error) < 0)
         return NULL;

@@ -33,6 +33,7 @@ void mokd_layer_spec_read(const Mok__LayerSpec *message, uint32_t ep, uint32_t r
         .ring_bytes = message->ring_bytes,
         .minibatch_rows = message->minibatch_rows,
         .comm_units = message->comm_units,
+        .gradient_dtype = message->gradient_dtype,
     };
 }
 
@@ -50,6 +51,7 @@ void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *
     ret->ring_bytes = spec->ring_bytes;
     ret->minibatch_rows = spec->minibatch_rows;
     ret->comm_units = spec->comm_units;
+    ret->gradient_dtype = spec->gradient_dtype;
 }
 
 void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret)

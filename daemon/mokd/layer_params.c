@@ -88,6 +88,7 @@ static uint64_t needed_bytes(const struct mok_plan *plan, enum role role)
     const struct mok_layer_spec *spec = &plan->spec;
     uint64_t hidden = spec->hidden, wide = spec->intermediate, shared = spec->shared_intermediate;
     uint64_t experts = plan->local_experts;
+    uint64_t gradient = mok_spec_bf16_gradients(spec) ? BF16_BYTES : F32_BYTES;
     bool scaled = spec->precision != MOK_BF16;
 
     switch (role) {
@@ -98,11 +99,11 @@ static uint64_t needed_bytes(const struct mok_plan *plan, enum role role)
     case ROLE_SCALE_INTERMEDIATE:
         return scaled ? experts * hidden * ((wide + MX_BLOCK - 1) / MX_BLOCK) : 0;
     case ROLE_GRADIENT:
-        return experts * wide * hidden * F32_BYTES;
+        return experts * wide * hidden * gradient;
     case ROLE_SHARED:
         return shared * hidden * BF16_BYTES;
     case ROLE_SHARED_GRADIENT:
-        return shared * hidden * F32_BYTES;
+        return shared * hidden * gradient;
     }
     return 0;
 }

@@ -10,6 +10,7 @@
 #include "host_link.h"
 #include "layer.h"
 #include "names.h"
+#include "rack_orders.h"
 #include "span.h"
 
 #define TICK_MS 250u
@@ -132,11 +133,14 @@ static void forget_backlog(struct peer *peer)
 /* A message that cannot even wait makes a gap: everything with that node is void, on our side at once. */
 static void lose(struct mokd_rack_groups *groups, uint32_t node, const char *reason)
 {
+    char text[RACK_MAX_TEXT];
+
     mok_log(MOK_LOG_ERROR, "rack", "groups with a node end", "node=%s error=\"%s\"",
             group_node_name(&groups->node, node), reason);
     forget_backlog(&groups->peer[node]);
     mokd_host_forget(groups->links, node); /* its side ends the same groups by that */
-    group_node_peer_lost(&groups->node, node, reason, mokd_rack_now_ms());
+    snprintf(text, sizeof(text), "was lost: %s", reason);
+    group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
 }
 
 static void op_send(void *cookie, uint32_t node, const Mok__GroupMessage *message)
@@ -534,7 +538,7 @@ static void on_message(void *cookie, uint32_t node, const Mok__RackFrame *frame)
     struct mokd_server *server = cookie;
     struct mokd_rack_groups *groups = server->rack_groups;
 
-    if (!groups || frame->body_case != MOK__RACK_FRAME__BODY_GROUP)
+    if (mokd_rack_orders_message(server, node, frame) || !groups || frame->body_case != MOK__RACK_FRAME__BODY_GROUP)
         return;
     const Mok__GroupMessage *message = frame->group;
     if (message->body_case == MOK__GROUP_MESSAGE__BODY_HOST_OFFER) {
@@ -564,15 +568,18 @@ static void on_state(void *cookie, uint32_t node, enum rack_state before, enum r
 {
     struct mokd_server *server = cookie;
     struct mokd_rack_groups *groups = server->rack_groups;
+    char text[RACK_MAX_TEXT];
 
     if (!groups || node == groups->node.self)
         return;
     if (now == RACK_UP && before != RACK_SUSPECT)
         peer_up(groups, node);
-    if (now != RACK_LOST)
+    if (now != RACK_LOST && now != RACK_LEFT)
         return;
+    snprintf(text, sizeof(text), "%s: %.230s", now == RACK_LEFT ? "has left" : "was lost", reason);
+    mokd_rack_orders_peer_down(server, node, text);
     forget_backlog(&groups->peer[node]);
-    group_node_peer_lost(&groups->node, node, reason, mokd_rack_now_ms());
+    group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
     forget_early(groups, 0, node);
     mokd_host_forget(groups->links, node);
 }
@@ -631,6 +638,26 @@ int mokd_rack_join(struct mokd_member *member, const Mok__GroupJoin *request, st
     return r < 0 ? mokd_error_set(error, r, "mokd is out of memory") : 0;
 }
 
+/* As it is told to other nodes. */
+static void say_where(const struct mokd_rack_groups *groups, uint32_t rank, const struct mokd_error *error,
+                      struct group_error *ret)
+{
+    group_error_set(ret, error->code, rank, "rank %u (node %s): %.300s", rank,
+                    group_node_name(&groups->node, groups->node.self), error->text);
+}
+
+void mokd_rack_decline(const struct mokd_session *session, const char *name, uint32_t rank,
+                       const struct mokd_error *error)
+{
+    struct mokd_rack_groups *groups = session->server->rack_groups;
+    struct group_error told;
+
+    if (!groups)
+        return;
+    say_where(groups, rank, error, &told);
+    group_node_decline(&groups->node, session->user->uid, name, rank, &told, mokd_rack_now_ms());
+}
+
 void mokd_rack_withdraw(struct mokd_member *member, const struct mokd_error *error)
 {
     struct mokd_rack_groups *groups = member->group->server->rack_groups;
@@ -641,7 +668,7 @@ void mokd_rack_withdraw(struct mokd_member *member, const struct mokd_error *err
     if (!groups || !join)
         return;
     if (error)
-        group_error_set(&told, error->code, member->rank, "%.*s", GROUP_TEXT_MAX - 1, error->text);
+        say_where(groups, member->rank, error, &told);
     group_node_withdraw(&groups->node, join, error ? &told : NULL, mokd_rack_now_ms());
 }
 
@@ -762,6 +789,12 @@ int mokd_rack_groups_start(struct mokd_server *server, struct mokd_error *error)
 static void freed(uv_handle_t *handle)
 {
     free(handle->data);
+}
+
+void mokd_rack_groups_leave(struct mokd_server *server)
+{
+    if (server->rack_groups)
+        group_node_leave(&server->rack_groups->node, mokd_rack_now_ms());
 }
 
 void mokd_rack_groups_stop(struct mokd_server *server)

@@ -14,6 +14,8 @@ struct mokd_rack_groups;
 
 /* After the mesh has started, which is given mokd_rack_groups_handlers with the server as cookie. */
 int mokd_rack_groups_start(struct mokd_server *server, struct mokd_error *error);
+/* The mesh has said goodbye. */
+void mokd_rack_groups_leave(struct mokd_server *server);
 /* Before the mesh stops. */
 void mokd_rack_groups_stop(struct mokd_server *server);
 extern const struct rack_handlers mokd_rack_groups_handlers;
@@ -22,6 +24,9 @@ extern const struct rack_handlers mokd_rack_groups_handlers;
 
 /* A rank waits for ranks on other nodes too. */
 int mokd_rack_join(struct mokd_member *member, const Mok__GroupJoin *request, struct mokd_error *error);
+/* A rank of the user's is not let in here: the others, if they wait, are told. */
+void mokd_rack_decline(const struct mokd_session *session, const char *name, uint32_t rank,
+                       const struct mokd_error *error);
 /* It waits no more; `error`: nor can the others come together. */
 void mokd_rack_withdraw(struct mokd_member *member, const struct mokd_error *error);
 int mokd_rack_call(struct mokd_member *member, uint64_t index, const struct group_params *params, uint64_t timeout_ms);

@@ -7,6 +7,7 @@
 #include "names.h"
 #include "rack/rack.h"
 #include "rack_groups.h"
+#include "rack_orders.h"
 #include "session.h"
 
 /* An answer and its envelope stay within one packet. */
@@ -20,6 +21,13 @@ int mokd_rack_start(struct mokd_server *server, struct mokd_error *error)
         return 0;
     int r = rack_start(&server->loop, &server->config->rack, server->boot_id, &mokd_rack_groups_handlers, server, &server->rack, text);
     return r < 0 ? mokd_error_set(error, r, "%s", text) : 0;
+}
+
+void mokd_rack_leave(struct mokd_server *server)
+{
+    rack_leave(server->rack);
+    mokd_rack_groups_leave(server);
+    mokd_rack_orders_stop(server);
 }
 
 void mokd_rack_stop(struct mokd_server *server)
@@ -105,6 +113,7 @@ static void fill_node(const struct rack_node_info *info, uint8_t *boot_id, Mok__
     ret->stale = info->counters.stale;
     ret->expired = info->counters.expired;
     ret->malformed = info->counters.malformed;
+    ret->draining = info->draining;
 }
 
 static void fill_answer(const struct rack *rack, struct answer *answer)

@@ -10,6 +10,8 @@ struct mokd_session;
 
 /* Nothing when the configuration has no [rack]: then server->rack is NULL. */
 int mokd_rack_start(struct mokd_server *server, struct mokd_error *error);
+/* Tells the others, before anything else ends. */
+void mokd_rack_leave(struct mokd_server *server);
 void mokd_rack_stop(struct mokd_server *server);
 /* Whether the mesh's thread has turned of late; the cookie is the server. For mokd_service_watch. */
 bool mokd_rack_lives(void *cookie);

@@ -141,6 +141,9 @@ static bool handle_question(struct mokd_session *session, const Mok__Request *re
     case MOK__REQUEST__BODY_DRAIN:
         mokd_drain(session, request->id, request->drain);
         return true;
+    case MOK__REQUEST__BODY_DRAIN_ON:
+        mokd_drain(session, request->id, request->drain_on);
+        return true;
     case MOK__REQUEST__BODY_LAYER_QUERY:
         if (request->layer_query->group != 0)
             return false;

@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #include "buffer.h"
+#include "admission.h"
 #include "client_queue.h"
 #include "device.h"
 #include "group.h"
@@ -21,6 +22,7 @@
 #include "names.h"
 #include "rack_groups.h"
 #include "rack_node.h"
+#include "rack_orders.h"
 #include "recent.h"
 #include "reload.h"
 #include "service.h"
@@ -170,6 +172,7 @@ static void stop(struct mokd_server *server)
         return;
     server->stopping = true;
     mokd_service_stopping(server->service);
+    mokd_rack_leave(server);
     mokd_listener_close(server->listener);
     mokd_listener_close(server->admin_listener);
     server->listener = server->admin_listener = NULL;
@@ -346,11 +349,14 @@ static int start(struct mokd_server *server)
     if (r == 0)
         r = mokd_rack_groups_start(server, &error);
     if (r == 0)
+        r = mokd_rack_orders_start(server, &error);
+    if (r == 0)
         r = make_devices(server, worker, &error);
     if (r == 0)
         r = mokd_mps_start(server, &server->mps, &error);
     if (r == 0) {
         mokd_state_restore(server);
+        mokd_drain_announce(server);
         for (size_t i = 0; i < server->n_devices; i++)
             mokd_device_start(server->devices[i]);
     }

@@ -19,7 +19,7 @@
 #include "wire.h"
 
 #define MOKD_PROTOCOL 1u /* of control.proto */
-#define MOKD_FEATURES MOK_FEATURE_RESUME
+#define MOKD_FEATURES (MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS)
 #define MOKD_RESERVE 4
 #define MOKD_TEXT_MAX 512 /* bytes of a sentence in an answer */
 
@@ -41,6 +41,7 @@ struct mokd_user;
 struct mokd_pool;
 struct rack;
 struct mokd_rack_groups;
+struct mokd_rack_orders;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
@@ -66,6 +67,7 @@ struct mokd_server {
     struct mokd_job_total_list job_totals;
     struct rack *rack;      /* the other nodes; NULL: there are none */
     struct mokd_rack_groups *rack_groups; /* groups over nodes; NULL: there are none */
+    struct mokd_rack_orders *rack_orders; /* rack_orders.c; NULL: there is no rack */
     struct mokd_trace *trace; /* the one under way */
     struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */

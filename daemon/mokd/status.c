@@ -29,17 +29,22 @@ static void fill_devices(const struct mokd_server *server, Mok__DeviceInfo *info
     }
 }
 
+void mokd_status_fill_devices(const struct mokd_server *server, struct mokd_device_list *ret)
+{
+    fill_devices(server, ret->infos, ret->pointers);
+    ret->body = (Mok__DeviceListReply)MOK__DEVICE_LIST_REPLY__INIT;
+    ret->body.n_device = server->n_devices;
+    ret->body.device = ret->pointers;
+}
+
 void mokd_status_devices(struct mokd_session *session, uint64_t id)
 {
-    Mok__DeviceInfo infos[MOK_MAX_DEVICES], *pointers[MOK_MAX_DEVICES];
-    Mok__DeviceListReply body = MOK__DEVICE_LIST_REPLY__INIT;
+    struct mokd_device_list list;
     Mok__Reply reply = MOK__REPLY__INIT;
 
-    fill_devices(session->server, infos, pointers);
-    body.n_device = session->server->n_devices;
-    body.device = pointers;
+    mokd_status_fill_devices(session->server, &list);
     reply.body_case = MOK__REPLY__BODY_DEVICE_LIST;
-    reply.device_list = &body;
+    reply.device_list = &list.body;
     answer(session, id, &reply);
 }
 

@@ -5,6 +5,12 @@
 
 #include "session.h"
 
+/* Pointers into `infos`, of which there are MOK_MAX_DEVICES. */
+struct mokd_device_list {
+    Mok__DeviceListReply body;
+    Mok__DeviceInfo infos[MOK_MAX_DEVICES], *pointers[MOK_MAX_DEVICES];
+};
+void mokd_status_fill_devices(const struct mokd_server *server, struct mokd_device_list *ret);
 void mokd_status_devices(struct mokd_session *session, uint64_t id);
 void mokd_status_limits(struct mokd_session *session, uint64_t id);
 void mokd_status_query(struct mokd_session *session, uint64_t id);

@@ -9,7 +9,10 @@
 #include "rack.h"
 
 #define RACK_PROTOCOL_MIN 1u
-#define RACK_PROTOCOL_MAX 1u
+#define RACK_PROTOCOL_MAX 2u
+/* The version since which there are goodbyes, the operator's commands, and reports of use. */
+#define RACK_PROTOCOL_GOODBYE 2u
+#define RACK_PROTOCOL_SHARED 2u
 #define RACK_HEAD_BYTES 8u
 #define RACK_MAX_BYTES 65536u /* head and frame */
 

@@ -46,6 +46,7 @@ void group_member_layer_gone(struct group_node *node, uint32_t peer, const Mok__
 void group_member_tick(struct group_node *node);
 void group_member_peer_up(struct group_node *node, uint32_t peer);
 void group_member_peer_lost(struct group_node *node, uint32_t peer, const char *reason);
+void group_member_leave(struct group_node *node);
 void group_member_release(struct group_node *node);
 
 /* Whether any rank of a roster is on a node. */

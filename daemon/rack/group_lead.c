@@ -271,6 +271,7 @@ static void take_params(const Mok__GroupCall *message, const struct group_lead *
             .ring_bytes = spec->ring_bytes,
             .minibatch_rows = spec->minibatch_rows,
             .comm_units = spec->comm_units,
+            .gradient_dtype = spec->gradient_dtype,
         };
     if (map)
         ret->map = (struct group_map){

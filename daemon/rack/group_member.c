@@ -233,6 +233,17 @@ void group_node_withdraw(struct group_node *node, uint64_t id, const struct grou
     group_turn(node);
 }
 
+void group_node_decline(struct group_node *node, uint32_t uid, const char *name, uint32_t rank,
+                        const struct group_error *error, uint64_t now_ms)
+{
+    struct group_join join = { .uid = uid, .rank = rank, .home = group_node_home(node, uid, name) };
+
+    node->now_ms = now_ms;
+    snprintf(join.name, sizeof(join.name), "%s", name);
+    tell_withdrawn(node, &join, error);
+    group_turn(node);
+}
+
 /* Takes the join out, then tells. */
 static void refuse(struct group_node *node, struct group_join *join, const struct group_error *error)
 {
@@ -564,6 +575,7 @@ int group_node_call(struct group_node *node, uint32_t group, uint32_t rank, uint
         spec.ring_bytes = params->spec.ring_bytes;
         spec.minibatch_rows = params->spec.minibatch_rows;
         spec.comm_units = params->spec.comm_units;
+        spec.gradient_dtype = params->spec.gradient_dtype;
         map.kind = params->map.kind;
         map.symmetric_bytes = params->map.symmetric_bytes;
         map.sym_ids = params->map.sym_ids;
@@ -674,6 +686,12 @@ static void end_drops(struct group_node *node, uint32_t peer)
     }
 }
 
+void group_member_leave(struct group_node *node)
+{
+    for (uint32_t peer = 0; peer < GROUP_MAX_NODES; peer++)
+        end_drops(node, peer);
+}
+
 /* The others may not have noticed (a link that is cut one way), so they are told. */
 void group_member_peer_lost(struct group_node *node, uint32_t peer, const char *reason)
 {
@@ -688,7 +706,7 @@ void group_member_peer_lost(struct group_node *node, uint32_t peer, const char *
     while ((member = next_hurt(node, peer, &rank))) {
         struct group_error error;
         member->over = true;
-        group_error_set(&error, -MOK_EPEER, rank, "rank %u is gone: node %s was lost: %s", rank,
+        group_error_set(&error, -MOK_EPEER, rank, "rank %u is gone: node %s %s", rank,
                         group_node_name(node, peer), reason);
         tell_over(node, member, rank, error.text);
         node->ops->over(node->cookie, member->roster->id, &error);
@@ -708,7 +726,7 @@ uint32_t group_node_drop(struct group_node *node, uint32_t group, uint32_t rank,
     for (uint32_t peer = 0; member && peer < GROUP_MAX_NODES; peer++) {
         Mok__GroupDrop body = MOK__GROUP_DROP__INIT;
         Mok__GroupMessage message = group_message(drop, DROP, &body);
-        if (peer == node->self || !node->peer[peer].up || !group_roster_has(member->roster, peer))
+        if (peer == node->self || node->leaving || !node->peer[peer].up || !group_roster_has(member->roster, peer))
             continue;
         struct group_drop *drop = malloc(sizeof(*drop));
         if (!drop)

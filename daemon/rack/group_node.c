@@ -238,6 +238,14 @@ void group_node_peer_lost(struct group_node *node, uint32_t peer, const char *re
     group_turn(node);
 }
 
+void group_node_leave(struct group_node *node, uint64_t now_ms)
+{
+    node->now_ms = now_ms;
+    node->leaving = true;
+    group_member_leave(node);
+    group_turn(node);
+}
+
 /* ------------------------------------------------------------------ entry points that only say something */
 
 void group_node_tick(struct group_node *node, uint64_t now_ms)

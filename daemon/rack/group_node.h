@@ -98,7 +98,7 @@ struct group_node {
     uint32_t last_id; /* the part that counts */
     size_t n_meetings;
     bool ids_wrapped;
-    bool turning;
+    bool turning, leaving;
     TAILQ_HEAD(, group_meeting) meetings; /* group_home.c */
     TAILQ_HEAD(, group_lead) leads;       /* group_lead.c */
     TAILQ_HEAD(, group_member) members;   /* group_member.c */
@@ -115,8 +115,10 @@ void group_node_release(struct group_node *node);
 /* ------------------------------------------------------------------ the rack */
 
 void group_node_peer_up(struct group_node *node, uint32_t peer, const char *name, uint64_t now_ms);
-/* Lost, restarted or removed. `reason` is for people: "no heartbeat for 900 ms". */
+/* Lost, restarted, removed, or gone in order. `reason` is for people: "was lost: no heartbeat for 900 ms". */
 void group_node_peer_lost(struct group_node *node, uint32_t peer, const char *reason, uint64_t now_ms);
+/* This node stops: no answer of others is waited for any more. */
+void group_node_leave(struct group_node *node, uint64_t now_ms);
 /* What a peer that is up has sent. */
 void group_node_receive(struct group_node *node, uint32_t peer, const Mok__GroupMessage *message, uint64_t now_ms);
 /* Deadlines; often enough is four times a second. */
@@ -129,6 +131,13 @@ const char *group_node_name(const struct group_node *node, uint32_t peer);
 int group_node_join(struct group_node *node, const struct group_joining *joining, uint64_t now_ms, uint64_t *ret_join);
 /* It waits no more. With an error, the ranks cannot come together and the others are told so. */
 void group_node_withdraw(struct group_node *node, uint64_t join, const struct group_error *error, uint64_t now_ms);
+
+/*
+ * A rank that wanted to join is not let in, and will not be for a while: the others, if they wait, are told so instead of
+ * waiting for it.
+ */
+void group_node_decline(struct group_node *node, uint32_t uid, const char *name, uint32_t rank,
+                        const struct group_error *error, uint64_t now_ms);
 
 /* The next collective call (1, 2, ...) of a rank. -MOK_ENOMEM; -MOK_ENOENT when the group is over. */
 int group_node_call(struct group_node *node, uint32_t group, uint32_t rank, uint64_t index,

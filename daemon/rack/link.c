@@ -213,6 +213,13 @@ int rack_link_send_beat(struct rack_link *link, uint32_t slot, uint8_t *bytes, s
     return 0;
 }
 
+void rack_link_leave(struct rack_link *link)
+{
+    pthread_mutex_lock(&link->mutex);
+    link->leave = true;
+    pthread_mutex_unlock(&link->mutex);
+}
+
 /* ------------------------------------------------------------------ from the thread */
 
 struct rack_item *rack_link_take(struct rack_link *link)

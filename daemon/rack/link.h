@@ -42,6 +42,7 @@ struct rack_item {
     size_t bytes;
     char text[]; /* ERROR alone */
 };
+#define RACK_NOBODY_THERE "no " /* what the text of an ERROR begins with where nobody answers */
 void rack_item_free(struct rack_item *item); /* NULL is fine */
 
 /* Counters of what has no peer. */
@@ -64,6 +65,8 @@ void rack_link_stop(struct rack_link *link); /* ends the thread and frees; NULL 
 int rack_link_add(struct rack_link *link, uint32_t slot, uint32_t serial, const char *address,
                   const uint8_t public_key[static RACK_KEY_BYTES]);
 void rack_link_remove(struct rack_link *link, uint32_t slot);
+/* What has been sent by now is given RACK_GOODBYE_MS to get away when the link stops; else it is dropped. */
+void rack_link_leave(struct rack_link *link);
 /* Drops all that waits for it and connects anew. */
 void rack_link_reset(struct rack_link *link, uint32_t slot);
 

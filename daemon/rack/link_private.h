@@ -78,7 +78,7 @@ struct rack_link {
     struct rack_load load[RACK_MAX_NODES];
     struct rack_link_stats stats;
     bool reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
-    bool kicked, woken, inbox_full, stop;
+    bool kicked, woken, inbox_full, leave, stop;
     uint64_t rounds; /* turns of the thread; written by it alone, read without the mutex */
 
     /* The thread's own. */
@@ -101,6 +101,8 @@ void rack_sockets_close(struct rack_link *link);
 int rack_descriptors_check(size_t count); /* -MOK_EFDS when so many cannot be had */
 void rack_connection_open(struct rack_link *link, struct rack_connection *connection);
 void rack_connection_close(struct rack_connection *connection);
+/* Closing it will wait for what it has taken, so long at most. */
+void rack_connection_linger(struct rack_connection *connection, int ms);
 /* Looks at what has happened to it. A sentence to report, or NULL. */
 const char *rack_connection_watch(struct rack_connection *connection, char *text);
 /* Inbound connections: counts, and lets nobody in while there are too many. */

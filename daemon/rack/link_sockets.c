@@ -230,6 +230,12 @@ void rack_connection_close(struct rack_connection *connection)
     connection->connected = connection->dead = false;
 }
 
+void rack_connection_linger(struct rack_connection *connection, int ms)
+{
+    if (connection->dealer && connection->connected)
+        set(connection->dealer, ZMQ_LINGER, ms);
+}
+
 static bool dial(struct rack_link *link, struct rack_connection *connection)
 {
     static _Atomic unsigned number; /* a monitor's name is free only some time after its socket was closed */
@@ -298,10 +304,10 @@ static const char *take_event(struct rack_connection *connection, uint16_t event
         connection->connected = false;
         return NULL;
     case ZMQ_EVENT_CONNECT_RETRIED:
-        snprintf(text, RACK_MAX_TEXT, "no connection to %s", connection->endpoint);
+        snprintf(text, RACK_MAX_TEXT, RACK_NOBODY_THERE "connection to %s", connection->endpoint);
         return text;
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-        snprintf(text, RACK_MAX_TEXT, "no handshake with %s in %d ms: is it a mokd with the key of the inventory?",
+        snprintf(text, RACK_MAX_TEXT, RACK_NOBODY_THERE "handshake with %s in %d ms: is it a mokd with the key of the inventory?",
                  connection->endpoint, HANDSHAKE_MS);
         return text;
     case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:

@@ -382,6 +382,32 @@ static int gather(struct rack_link *link, bool receive, zmq_pollitem_t *items)
     return n;
 }
 
+/* Last words: to sockets that take them now or within the moment that they have, which ZeroMQ sends after the close. */
+static void take_leave(struct rack_link *link)
+{
+    uint64_t end_ns = mok_now_ns() + RACK_GOODBYE_MS * UINT64_C(1000000);
+    zmq_pollitem_t items[RACK_MAX_NODES];
+    int n;
+
+    do {
+        n = 0;
+        for (size_t i = 0; i < RACK_MAX_NODES; i++) {
+            struct rack_connection *connection = &link->connections[i];
+            if (!connection->used || !connection->dealer || !connection->connected)
+                continue;
+            while (send_some(link, connection))
+                ;
+            if (connection->queue.first)
+                items[n++] = (zmq_pollitem_t){ .socket = connection->dealer, .events = ZMQ_POLLOUT };
+        }
+        if (n > 0)
+            zmq_poll(items, n, 10);
+    } while (n > 0 && mok_now_ns() < end_ns);
+    for (size_t i = 0; i < RACK_MAX_NODES; i++)
+        if (link->connections[i].used)
+            rack_connection_linger(&link->connections[i], RACK_GOODBYE_MS);
+}
+
 void *rack_link_thread(void *argument)
 {
     struct rack_link *link = argument;
@@ -393,8 +419,11 @@ void *rack_link_thread(void *argument)
         zmq_poll(items, n, busy ? 0 : IDLE_MS);
         uint64_t now_ns = mok_now_ns();
         __atomic_store_n(&link->rounds, link->rounds + 1, __ATOMIC_RELAXED);
-        if (!take_ops(link))
+        if (!take_ops(link)) {
+            if (link->leave) /* nobody writes it any more */
+                take_leave(link);
             return NULL;
+        }
         link->refused += rack_zap_serve(link->zap, is_allowed, link);
         rack_listener_watch(link, now_ns);
         busy = false;

@@ -14,7 +14,7 @@
 
 const char *rack_state_text(enum rack_state state)
 {
-    static const char *const texts[] = { "unknown", "up", "suspect", "lost" };
+    static const char *const texts[] = { "unknown", "up", "suspect", "lost", "left" };
 
     return (unsigned)state < ARRAY_SIZE(texts) ? texts[state] : "?";
 }
@@ -60,16 +60,30 @@ bool rack_peer_is_up(const struct rack_peer *peer)
     return peer->state == RACK_UP || peer->state == RACK_SUSPECT;
 }
 
+static void go_down(struct rack_peer *peer, enum rack_state state)
+{
+    peer->state = state;
+    peer->draining = false;
+    peer->epoch++;
+    peer->sent_sequence = peer->received_sequence = 0;
+}
+
 void rack_peer_lose(struct rack_peer *peer, const char *reason)
 {
     if (reason != peer->error)
         note(peer, "%s", reason);
     if (!rack_peer_is_up(peer))
         return;
-    peer->state = RACK_LOST;
     memcpy(peer->loss, peer->error, sizeof(peer->loss));
-    peer->epoch++;
-    peer->sent_sequence = peer->received_sequence = 0;
+    go_down(peer, RACK_LOST);
+}
+
+/* Nothing is wrong with it: once it is back, nothing is left to say about this. */
+static void take_leave(struct rack_peer *peer)
+{
+    note(peer, "it was stopped in order");
+    peer->loss[0] = '\0';
+    go_down(peer, RACK_LEFT);
 }
 
 void rack_peer_excuse(struct rack_peer *peer, uint64_t ns, uint64_t now_ns)
@@ -201,6 +215,7 @@ static enum rack_verdict hear_beat(const struct rack_self *self, struct rack_pee
 
     take_clocks(self, peer, frame, beat, arrived_ns, when);
     peer->inventory = beat->inventory;
+    peer->draining = beat->draining;
     bool knows_us = same_boot(frame->target_boot, self->boot_id) && beat->seen_epoch == peer->epoch;
     bool news = beat->epoch != peer->seen_epoch;
     peer->seen_epoch = beat->epoch;
@@ -253,6 +268,10 @@ static enum rack_verdict hear_command(const struct rack_self *self, struct rack_
         return RACK_VERDICT_DROP;
     }
     peer->counters.received++;
+    if (frame->body_case == MOK__RACK_FRAME__BODY_GOODBYE) {
+        take_leave(peer);
+        return RACK_VERDICT_DROP;
+    }
     return RACK_VERDICT_DELIVER;
 }
 
@@ -332,6 +351,7 @@ void rack_peer_beat(const struct rack_self *self, struct rack_peer *peer, struct
     ret->beat.echo_age_ns = peer->echo_ns ? when.now_ns - peer->echo_at_ns : 0;
     ret->beat.inventory = self->inventory;
     ret->beat.state = peer->state;
+    ret->beat.draining = self->draining;
     if (rack_peer_is_up(peer)) {
         ret->frame.body_case = MOK__RACK_FRAME__BODY_BEAT;
         ret->frame.beat = &ret->beat;

@@ -21,6 +21,7 @@ struct rack_self {
     struct rack_versions versions;
     uint64_t inventory;
     uint64_t heartbeat_ns, timeout_ns;
+    bool draining;
 };
 
 /* The smallest of the last few samples: delay is only ever added, never taken away. */
@@ -48,6 +49,7 @@ struct rack_peer {
     struct rack_window rtt, transit; /* transit: arrival by our clock less departure by its */
     int64_t clock_offset_ns;
     uint64_t inventory;
+    bool draining;                 /* takes no new group, says its last beat */
     struct rack_versions versions; /* what it speaks; {0, 0}: not heard */
     uint32_t version;              /* spoken with it; 0: none in common, or not heard */
     struct rack_counters counters;
@@ -70,8 +72,8 @@ enum rack_verdict {
 void rack_peer_init(struct rack_peer *peer, const char *name, const char *link_domain, uint64_t now_ns);
 
 /*
- * A frame of this peer, that came in at `arrived_ns`. May change peer->state, at most once; to LOST with the reason in
- * peer->error.
+ * A frame of this peer, that came in at `arrived_ns`. May change peer->state, at most once; to LOST or LEFT with the
+ * reason in peer->error.
  */
 enum rack_verdict rack_peer_hear(const struct rack_self *self, struct rack_peer *peer, const struct rack_head *head,
                                  const Mok__RackFrame *frame, uint64_t arrived_ns, struct rack_moment when);

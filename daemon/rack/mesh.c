@@ -40,7 +40,7 @@ struct rack {
     uint32_t own; /* index of this node */
     struct own_message *own_first, *own_last;
     uint64_t ticked_ns;
-    bool stopped;
+    bool leaving, stopped;
 };
 
 static struct rack_moment moment(void)
@@ -68,6 +68,8 @@ static void send_beat(struct rack *rack, uint32_t index)
     uint8_t *bytes;
     size_t size;
 
+    if (rack->leaving)
+        return;
     rack_peer_beat(&rack->self, peer, moment(), &beat);
     struct rack_head head = rack_peer_head(&rack->self, peer);
     if (rack_frame_pack(&head, &beat.frame, &bytes, &size) == 0)
@@ -85,9 +87,9 @@ static void follow(struct rack *rack, uint32_t index, enum rack_state before)
         return;
     if (now != RACK_UP)
         memcpy(reason, peer->error, sizeof(reason));
-    if (now == RACK_LOST)
+    if (now == RACK_LOST || now == RACK_LEFT)
         rack_link_reset(rack->link, index);
-    mok_log(now == RACK_UP ? MOK_LOG_NOTICE : MOK_LOG_WARNING, "rack", "a node has changed its state",
+    mok_log(now == RACK_UP || now == RACK_LEFT ? MOK_LOG_NOTICE : MOK_LOG_WARNING, "rack", "a node has changed its state",
             "node=%s state=%s before=%s epoch=%" PRIu64 " reason=\"%s\"", peer->name, rack_state_text(now),
             rack_state_text(before), peer->epoch, mok_log_text(clean, sizeof(clean), reason));
     if (now != RACK_SUSPECT)
@@ -148,7 +150,9 @@ static void on_item(struct rack *rack, const struct rack_item *item)
             rack->handlers.drained(rack->cookie, item->slot);
         return;
     case RACK_ITEM_ERROR:
-        if (!rack_peer_is_up(&slot->peer)) /* of a lost one, why it stays lost */
+        /* Of a lost one, why it stays lost; of one that has left, nobody expects an answer. */
+        if (!rack_peer_is_up(&slot->peer) &&
+            (slot->peer.state != RACK_LEFT || strncmp(item->text, RACK_NOBODY_THERE, strlen(RACK_NOBODY_THERE)) != 0))
             snprintf(slot->peer.error, sizeof(slot->peer.error), "%s", item->text);
         return;
     }
@@ -160,7 +164,7 @@ static void take_items(struct rack *rack)
 
     while (item) {
         struct rack_item *next = item->next;
-        if (!rack->stopped)
+        if (!rack->stopped && !rack->leaving)
             on_item(rack, item);
         rack_item_free(item);
         item = next;
@@ -221,6 +225,8 @@ static void on_tick(uv_timer_t *timer)
     struct rack *rack = timer->data;
 
     take_items(rack); /* what has come in is heard, before anybody is found silent */
+    if (rack->leaving)
+        return; /* nobody is listened to, so nobody is silent */
     excuse_peers(rack, mok_now_ns());
     for (uint32_t i = 0; i < RACK_MAX_NODES && !rack->stopped; i++) {
         if (!is_peer(rack, i))
@@ -373,6 +379,33 @@ static void on_closed(uv_handle_t *handle)
     free(rack);
 }
 
+/* Who speaks version 1 learns it as it learns of any other end. */
+void rack_leave(struct rack *rack)
+{
+    Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
+    Mok__RackGoodbye body = MOK__RACK_GOODBYE__INIT;
+
+    if (!rack || rack->leaving || rack->stopped)
+        return;
+    frame.body_case = MOK__RACK_FRAME__BODY_GOODBYE;
+    frame.goodbye = &body;
+    for (uint32_t i = 0; i < RACK_MAX_NODES; i++)
+        if (is_peer(rack, i) && rack->slots[i].peer.version >= RACK_PROTOCOL_GOODBYE)
+            rack_send(rack, i, &frame, 0);
+    rack->leaving = true;
+    rack_link_leave(rack->link);
+}
+
+void rack_set_draining(struct rack *rack, bool draining)
+{
+    if (rack->self.draining == draining)
+        return;
+    rack->self.draining = draining;
+    for (uint32_t i = 0; i < RACK_MAX_NODES; i++)
+        if (is_peer(rack, i))
+            send_beat(rack, i);
+}
+
 void rack_stop(struct rack *rack)
 {
     if (!rack || rack->stopped)
@@ -425,6 +458,9 @@ static void fill_self(struct rack *rack, const struct rack_config *config, const
 {
     struct rack_versions versions =
         config->versions.max ? config->versions : (struct rack_versions){ RACK_PROTOCOL_MIN, RACK_PROTOCOL_MAX };
+
+    if (config->newest_protocol && config->newest_protocol < versions.max)
+        versions.max = (uint8_t)config->newest_protocol;
 
     snprintf(rack->self.name, sizeof(rack->self.name), "%s", config->node);
     memcpy(rack->self.boot_id, boot_id, RACK_BOOT_BYTES);
@@ -524,7 +560,7 @@ int rack_send(struct rack *rack, uint32_t node, Mok__RackFrame *frame, uint32_t 
     if (node == rack->own)
         return send_to_self(rack, frame, ttl_ms);
     struct rack_peer *peer = &rack->slots[node].peer;
-    if (!rack_peer_is_up(peer))
+    if (!rack_peer_is_up(peer) || rack->leaving)
         return -MOK_EPEER;
     rack_peer_stamp(&rack->self, peer, frame, ttl_ms, mok_now_ns());
     struct rack_head head = rack_peer_head(&rack->self, peer);
@@ -572,6 +608,7 @@ static void fill_own(const struct rack *rack, struct rack_node_info *info)
     info->rtt_ns = info->clock_offset_ns = 0;
     info->silent_ms = 0;
     info->protocol = rack->self.versions.max;
+    info->draining = rack->self.draining;
     info->inventory_agrees = true;
 }
 
@@ -595,6 +632,7 @@ int rack_info(const struct rack *rack, uint32_t node, struct rack_node_info *ret
         .silent_ms = now_ns > peer->heard_ns ? (now_ns - peer->heard_ns) / 1000000u : 0,
         .protocol = peer->version,
         .inventory_agrees = rack_peer_is_up(peer) && peer->inventory == rack->self.inventory,
+        .draining = peer->draining,
         .counters = peer->counters,
     };
     memcpy(ret->boot_id, peer->boot_id, RACK_BOOT_BYTES);

@@ -5,7 +5,8 @@
  *
  *   UNKNOWN --both hear each other--> UP --beats missed--> SUSPECT --a beat--> UP
  *                                     UP, SUSPECT --silence, restart, loss of a message, removal--> LOST
- *   LOST --both hear each other--> UP
+ *                                     UP, SUSPECT --its goodbye--> LEFT
+ *   LOST, LEFT --both hear each other--> UP
  *
  * Between two changes to UP a peer has one boot id and one epoch, and gets what is sent to it in order, each once,
  * without a gap: a message that cannot be had any more makes the peer LOST on both sides. All that was agreed with it
@@ -30,6 +31,7 @@
 #define RACK_MAX_PAYLOAD 65000u   /* bytes that the body of a frame may pack to */
 #define RACK_QUEUE_MESSAGES 4096u /* that may wait for one peer */
 #define RACK_QUEUE_BYTES (8u << 20)
+#define RACK_GOODBYE_MS 200u
 
 struct rack;
 
@@ -55,12 +57,13 @@ struct rack_config {
     uint32_t timeout_ms;                  /* of silence until a peer is lost */
     const struct rack_node_config *nodes; /* the inventory, this node too; the same on all nodes */
     size_t n_nodes;
+    uint32_t newest_protocol;      /* speaks no newer version, though it could; 0: all it can */
     struct rack_versions versions; /* tests: pretends to be another version; 0: what it is */
 };
 
 /* ------------------------------------------------------------------ nodes */
 
-enum rack_state { RACK_UNKNOWN = 0, RACK_UP = 1, RACK_SUSPECT = 2, RACK_LOST = 3 };
+enum rack_state { RACK_UNKNOWN = 0, RACK_UP = 1, RACK_SUSPECT = 2, RACK_LOST = 3, RACK_LEFT = 4 };
 const char *rack_state_text(enum rack_state state); /* "up" */
 
 struct rack_counters {
@@ -85,6 +88,7 @@ struct rack_node_info {
     uint64_t silent_ms;               /* since it was last heard */
     uint32_t protocol;                /* version spoken with it; 0: none yet */
     bool inventory_agrees;            /* its inventory has the hash of ours; false also while not UP */
+    bool draining;                    /* it takes no new group */
     struct rack_counters counters;
 };
 
@@ -94,7 +98,7 @@ struct rack_handlers {
     /* A command of an UP (or SUSPECT) peer, or of this node itself. The frame is freed when this returns. */
     void (*message)(void *cookie, uint32_t node, const Mok__RackFrame *frame);
     /*
-     * The state of a peer has changed. `reason` is a sentence for LOST and SUSPECT, else "". A peer that is removed
+     * The state of a peer has changed. `reason` is a sentence for LOST, LEFT and SUSPECT, else "". A peer that is removed
      * from the inventory becomes LOST first (if it was up), then `removed` is called and its index may be used again.
      */
     void (*state)(void *cookie, uint32_t node, enum rack_state before, enum rack_state now, const char *reason);
@@ -112,7 +116,12 @@ struct rack_handlers {
  */
 int rack_start(uv_loop_t *loop, const struct rack_config *config, const uint8_t boot_id[static RACK_BOOT_BYTES],
                const struct rack_handlers *handlers, void *cookie, struct rack **ret, char *text);
-/* No handler is called any more; the loop holds nothing of it once it has turned. NULL is fine. */
+/* Says goodbye to who is up, and nothing more to anybody. What others send is not looked at any more. NULL is fine. */
+void rack_leave(struct rack *rack);
+/*
+ * No handler is called any more; the loop holds nothing of it once it has turned. After rack_leave this waits for goodbyes
+ * that are still on their way, for RACK_GOODBYE_MS at most. NULL is fine.
+ */
 void rack_stop(struct rack *rack);
 /*
  * Takes over inventory and intervals. -MOK_ESTATE: node, listen or key are not as they were. An error leaves all as it
@@ -126,6 +135,9 @@ int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
  * much waits for it, see drained; -MOK_ESIZE; -MOK_ENOMEM.
  */
 int rack_send(struct rack *rack, uint32_t node, Mok__RackFrame *frame, uint32_t ttl_ms);
+
+/* This node takes no new group: the next beats say so. */
+void rack_set_draining(struct rack *rack, bool draining);
 
 uint32_t rack_self(const struct rack *rack); /* index of this node */
 /* -MOK_ENOENT when there is no node of this index; so go over all below RACK_MAX_NODES. */

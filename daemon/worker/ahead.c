@@ -117,6 +117,20 @@ void ahead_offer(struct dispatcher *d)
     d->ahead.withdrawn = false;
 }
 
+int ahead_start(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase)
+{
+    const struct worker_op *op = layer->first;
+
+    if (phase == MOK_PHASE_WHOLE && op->on_stream && op->queue->gated) {
+        struct mok_stream_slot *slot = &op->queue->stream[op->stream_slot];
+        const struct mok_engine_gate gate = { &slot->start, &slot->done, op->stream_number };
+        if (reached(&slot->start, op->stream_number) &&
+            d->ops->start_ahead(layer->engine_layer, &layer->args, &gate) >= 0)
+            return 0;
+    }
+    return d->ops->start(layer->engine_layer, &layer->args, phase);
+}
+
 void ahead_withdraw(struct dispatcher *d)
 {
     if (!d->ahead.withdrawn)

@@ -75,6 +75,7 @@ static uint64_t param_bytes(const struct mok_plan *plan, enum worker_param param
 {
     const struct mok_layer_spec *spec = &plan->spec;
     uint64_t h = spec->hidden, i = spec->intermediate, s = spec->shared_intermediate, e = plan->local_experts;
+    uint64_t gradient = mok_spec_bf16_gradients(spec) ? BF16_BYTES : F32_BYTES;
     bool scaled = spec->precision != MOK_BF16;
 
     switch (param) {
@@ -94,11 +95,11 @@ static uint64_t param_bytes(const struct mok_plan *plan, enum worker_param param
     case WORKER_PARAM_D_GATE:
     case WORKER_PARAM_D_UP:
     case WORKER_PARAM_D_DOWN:
-        return e * i * h * F32_BYTES;
+        return e * i * h * gradient;
     case WORKER_PARAM_D_SHARED_GATE:
     case WORKER_PARAM_D_SHARED_UP:
     case WORKER_PARAM_D_SHARED_DOWN:
-        return s * h * F32_BYTES;
+        return s * h * gradient;
     case WORKER_PARAM_COUNT:
         break;
     }

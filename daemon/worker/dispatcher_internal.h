@@ -110,6 +110,8 @@ void operations_make_runnable(struct dispatcher *d, struct worker_layer *layer, 
 void ahead_offer(struct dispatcher *d);
 /* While nothing runs: whether the one ahead has started, ended or been let go; true if anything moved. */
 bool ahead_poll(struct dispatcher *d);
+/* Starts a phase of the layer's first operation, so that the device tells its client's stream of the end if it can. */
+int ahead_start(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase);
 /* Asks for it back; ahead_poll tells. */
 void ahead_withdraw(struct dispatcher *d);
 /* The same at once: waits until it is back or over, a moment. True: it has done nothing. */

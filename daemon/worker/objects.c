@@ -222,6 +222,7 @@ static struct mok_layer_spec spec_of(const Mok__LayerSpec *spec, const struct wo
         .ring_bytes = spec->ring_bytes,
         .minibatch_rows = spec->minibatch_rows,
         .comm_units = spec->comm_units,
+        .gradient_dtype = spec->gradient_dtype,
     };
 }
 

@@ -207,7 +207,7 @@ bool phases_start(struct dispatcher *d)
         return true;
     }
     trace_phase_next(d, layer);
-    int r = d->ops->start(layer->engine_layer, &layer->args, phase);
+    int r = ahead_start(d, layer, phase);
     if (r < 0) {
         result = (struct mok_op_result){ .status = r };
         phase_done(d, layer, &result);

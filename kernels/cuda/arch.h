@@ -25,6 +25,8 @@
 #define MOK_STAGE_ROW_BYTES 272u /* 128 columns and 16 bytes, so that eight rows fall on different banks */
 #define MOK_WARP_STAGE_BYTES (16u * MOK_STAGE_ROW_BYTES)
 
+#define MOK_K_BLOCK_NS 800u /* a cluster's 256 x 256 x 64 takes about so long */
+
 #define MOK_SCHEDULE_CLUSTER 8u /* blocks that make the schedule */
 
 /* Segments start at multiples of this many rows. */

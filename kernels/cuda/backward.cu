@@ -28,6 +28,7 @@ static_assert(MOK_TILE_M * 128 == MOK_A_BYTES && 2 * MOK_A_BYTES == MOK_B_BYTES,
 struct wgrad_task {
     uint32_t row64, ring64, rows, expert, hidden_tile, inter_tile, matrix, macrobatch;
     bool shared, stored; /* stored: the sums start from what is stored */
+    uint32_t cuts;       /* of BF16 gradients: where the sums come from, or go to, FP32 ones between two macrobatches */
 
     /* A run without rows has one block of zeros: its operands lie outside of everything. */
     __device__ uint32_t k_blocks() const
@@ -61,10 +62,17 @@ __device__ __forceinline__ wgrad_task decode_wgrad(const mok_cuda_backward_args 
     w.shared = lo.w >> 31;
     w.macrobatch = hi.x;
     w.stored = hi.z == 0;
+    w.cuts = p.narrow ? hi.w : 0;
     w.hidden_tile = v.y;
     w.inter_tile = v.z;
     w.matrix = v.w & 0xffu;
     return w;
+}
+
+/* Plane of the FP32 sums, of the border behind this macrobatch or of the one before it. */
+__device__ __forceinline__ uint32_t sums_plane(const wgrad_task &w, bool behind)
+{
+    return 3 * ((w.macrobatch + (behind ? 0 : 1)) % 2) + w.matrix;
 }
 
 /* a and b of the task's rows were made again by this kernel. */
@@ -165,11 +173,30 @@ struct backward_loader : loader_base {
         }
     }
 
-    /* The stored sums, 64 intermediate columns a stage: of gate and up 64 rows of 128, of down 128 rows of 64. */
-    __device__ void stored_sums(const wgrad_task &w, uint32_t stages)
+    /* The same where they are BF16: two boxes. */
+    __device__ void stored_bf16(const wgrad_task &w, uint32_t stages)
     {
         const CUtensorMap *map = &p.set[w.shared].gradient[w.matrix];
         const int32_t hidden = w.hidden(b.rank), e = w.expert;
+        for (uint32_t q = 0; q < stored_stages; q++, pipe.n++) {
+            uint32_t full = begin(stages - q, stages, 2 * box_bytes), dst = b_at();
+            int32_t inter = w.inter() + 64 * q;
+#pragma unroll
+            for (uint32_t i = 0; i < 2; i++)
+                if (w.matrix == MOK_WGRAD_DOWN)
+                    tma_load_3d(dst + i * box_bytes, map, full, inter, hidden + 64 * i, e);
+                else
+                    tma_load_3d(dst + i * box_bytes, map, full, hidden + 64 * i, inter, e);
+        }
+    }
+
+    /* The stored sums, 64 intermediate columns a stage: of gate and up 64 rows of 128, of down 128 rows of 64. */
+    __device__ void stored_sums(const wgrad_task &w, uint32_t stages)
+    {
+        if (p.narrow && !(w.cuts & MOK_RUN_GOES_ON))
+            return stored_bf16(w, stages);
+        const CUtensorMap *map = (w.cuts & MOK_RUN_GOES_ON) ? &p.sums[w.matrix == MOK_WGRAD_DOWN] : &p.set[w.shared].gradient[w.matrix];
+        const int32_t hidden = w.hidden(b.rank), e = (w.cuts & MOK_RUN_GOES_ON) ? sums_plane(w, false) : w.expert;
         for (uint32_t q = 0; q < stored_stages; q++, pipe.n++) {
             uint32_t full = begin(stages - q, stages, MOK_B_BYTES), dst = b_at();
             int32_t inter = w.inter() + 64 * q;
@@ -521,12 +548,96 @@ struct backward_consumer : consumer_base {
         }
     }
 
+    /* The same from BF16 gradients. */
+    template <bool Down> __device__ void load_bf16(float (&d)[128])
+    {
+        const uint32_t m0 = warp * 16 + lane / 4;
+#pragma unroll
+        for (uint32_t q = 0; q < stored_stages; q++, pipe.n++) {
+            const uint32_t stage = pipe.stage(), tile = b.smem + b_offset + stage * MOK_B_BYTES;
+            mbar_wait(b.full(stage), pipe.phase());
+#pragma unroll
+            for (uint32_t j = 0; j < 8; j++)
+#pragma unroll
+                for (uint32_t i = 0; i < 4; i++) {
+                    const uint32_t m = m0 + 8 * (i / 2), n = 8 * j + 2 * (lane % 4) + i % 2;
+                    const uint32_t line = Down ? m * 128 : m / 64 * box_bytes + n * 128;
+                    const uint32_t value = Down ? n : m % 64, key = Down ? m % 8 : n % 8;
+                    const uint32_t two = load_shared_4(tile + line + (((value / 8) ^ key) * 16) + value % 8 / 2 * 4);
+                    d[32 * q + 4 * j + i] = __uint_as_float(value % 2 ? two & 0xffff0000u : two << 16);
+                }
+            __syncwarp();
+            release(stage);
+        }
+    }
+
+    /* Where a tile's FP32 sums go: into the gradient, or on to the next macrobatch. */
+    __device__ float *sums_to(const wgrad_task &w) const
+    {
+        const uint64_t elements = static_cast<uint64_t>(p.set[w.shared].inter) * all.hidden;
+        if (w.cuts & MOK_RUN_IS_CUT)
+            return p.sums_rows + sums_plane(w, true) * elements;
+        return static_cast<float *>(p.set[w.shared].gradient_rows[w.matrix]) + w.expert * elements;
+    }
+
+    /* BF16 gradients whose rows are rows of the tile. */
+    __device__ void store_bf16_down(float (&d)[128], const wgrad_task &w)
+    {
+        const uint32_t inter = p.set[w.shared].inter, row = w.hidden(b.rank) + warp * 16 + lane;
+        __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.set[w.shared].gradient_rows[MOK_WGRAD_DOWN]) +
+                            (static_cast<uint64_t>(w.expert) * all.hidden + row) * inter;
+#pragma unroll 1
+        for (uint32_t q = 0; q < 2; q++, shift<64>(d)) {
+            const uint32_t at = w.inter() + 128 * q;
+            if (at >= inter)
+                return;
+            store<true>(lane < 16 && row < all.hidden ? to + at : nullptr, min(inter - at, 128u) * 2,
+                        [&](uint32_t j, uint32_t half) {
+                            const uint32_t i = 4 * j + 2 * half;
+                            return pack_bf16(d[i], d[i + 1]);
+                        });
+        }
+    }
+
+    /* BF16 gradients whose rows are columns of the tile: 64 rows of them at a time, a sector each. */
+    __device__ void store_bf16_across(float (&d)[128], const wgrad_task &w)
+    {
+        constexpr uint32_t line = 16 * sizeof(__nv_bfloat16) + 16; /* and 16 bytes, so that eight rows fall on different banks */
+        static_assert(64 * line <= MOK_WARP_STAGE_BYTES, "64 lines fit the staging rows");
+        const uint32_t inter = p.set[w.shared].inter, column = w.hidden(b.rank) + warp * 16 + lane % 2 * 8;
+        __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.set[w.shared].gradient_rows[w.matrix]) +
+                            static_cast<uint64_t>(w.expert) * inter * all.hidden + column;
+        /* of four matrices: rows 0..7, then 8..15 of the tile, of eight columns and of the next eight */
+        const uint32_t at = stage() + ((lane >> 4) * 8 + lane % 8) * line + (lane >> 3 & 1u) * 16;
+#pragma unroll 1
+        for (uint32_t q = 0; q < 4; q++, shift<32>(d)) {
+            const uint32_t first = w.inter() + 64 * q;
+            if (first >= inter)
+                return;
+            __syncwarp();
+#pragma unroll
+            for (uint32_t j = 0; j < 8; j += 2) {
+                const uint32_t i = 4 * j;
+                stmatrix_x4_transposed(at + 8 * j * line, pack_bf16(d[i], d[i + 1]), pack_bf16(d[i + 2], d[i + 3]),
+                                       pack_bf16(d[i + 4], d[i + 5]), pack_bf16(d[i + 6], d[i + 7]));
+            }
+            __syncwarp();
+#pragma unroll
+            for (uint32_t i = 0; i < 64; i += 16) {
+                const uint32_t r = i + lane / 2;
+                uint4 v = load_shared_16(stage() + r * line + lane % 2 * 16);
+                if (column < all.hidden && first + r < inter)
+                    __stcs(reinterpret_cast<uint4 *>(to + static_cast<uint64_t>(first + r) * all.hidden), v);
+            }
+        }
+        __syncwarp();
+    }
+
     /* Sums whose rows are rows of the gradient: 64 columns at a time through this warp's staging rows. */
     __device__ void store_sums_down(float (&d)[128], const wgrad_task &w)
     {
         const uint32_t inter = p.set[w.shared].inter, row = w.hidden(b.rank) + warp * 16;
-        float *to = p.set[w.shared].gradient_rows[MOK_WGRAD_DOWN] +
-                    (static_cast<uint64_t>(w.expert) * all.hidden + row) * inter;
+        float *to = sums_to(w) + static_cast<uint64_t>(row) * inter;
         const uint32_t chunk = lane % 16;
 #pragma unroll 1
         for (uint32_t q = 0; q < 4; q++, shift<32>(d)) {
@@ -558,7 +669,7 @@ struct backward_consumer : consumer_base {
         constexpr uint32_t line = 16 * sizeof(float) + 16; /* and 16 bytes, so that rows fall on different banks */
         static_assert(32 * line <= MOK_WARP_STAGE_BYTES, "32 lines fit the staging rows");
         const uint32_t inter = p.set[w.shared].inter, column = w.hidden(b.rank) + warp * 16 + lane % 4 * 4;
-        float *to = p.set[w.shared].gradient_rows[w.matrix] + static_cast<uint64_t>(w.expert) * inter * all.hidden + column;
+        float *to = sums_to(w) + column;
 #pragma unroll 1
         for (uint32_t q = 0; q < 8; q++, shift<16>(d)) {
             const uint32_t first = w.inter() + 32 * q;
@@ -593,7 +704,12 @@ struct backward_consumer : consumer_base {
         } else {
             float d[128];
             if (w.stored) {
-                if (down)
+                const bool narrow = p.narrow && !(w.cuts & MOK_RUN_GOES_ON);
+                if (narrow && down)
+                    load_bf16<true>(d);
+                else if (narrow)
+                    load_bf16<false>(d);
+                else if (down)
                     load_sums<true>(d);
                 else
                     load_sums<false>(d);
@@ -601,7 +717,12 @@ struct backward_consumer : consumer_base {
             } else {
                 multiply<true, true>(d, w.k_blocks());
             }
-            if (down)
+            const bool narrow = p.narrow && !(w.cuts & MOK_RUN_IS_CUT);
+            if (narrow && down)
+                store_bf16_down(d, w);
+            else if (narrow)
+                store_bf16_across(d, w);
+            else if (down)
                 store_sums_down(d, w);
             else
                 store_sums_across(d, w);
@@ -690,8 +811,8 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 
 extern "C" int mok_cuda_launch_backward(const mok_cuda_backward_args *args, uint32_t blocks, void *stream)
 {
-    return mok::launch(true, mok::backward_kernel, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, mok::smem_bytes,
-                       stream, *args);
+    return mok::launch(true, mok::backward_kernel, dim3(args->common.retiring_blocks + blocks), MOK_THREADS, mok::smem_bytes, stream,
+                       *args);
 }
 
 extern "C" int mok_cuda_backward_setup(void)

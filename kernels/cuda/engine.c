@@ -379,6 +379,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     l->main.common.chaos_seed++;
     l->main.common.abort_word = l->engine->now->abort_word;
     l->main.common.report = l->engine->now->report;
+    mok_cuda_retire(l, args, s->slots, &l->main.common);
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 

@@ -34,6 +34,8 @@ void mok_cuda_backward_fill(struct mok_engine_layer *l)
     l->backward.row_weight = l->schedule.row_weight;
     l->backward.g_ring = spec->ep > 1 ? m + layout->g : NULL;
     l->backward.partial = (float *)(m + layout->partial);
+    l->backward.narrow = mok_spec_bf16_gradients(spec);
+    l->backward.sums_rows = layout->sums_count ? (float *)(m + layout->sums) : NULL;
     fill_set(routed, spec->intermediate);
     routed->a_rows = m + layout->a;
     routed->b_rows = m + layout->b;
@@ -51,11 +53,11 @@ void mok_cuda_backward_fill(struct mok_engine_layer *l)
 /* Three weights [experts][..][..] and their gradients, in the order gate, up, down. */
 struct weights {
     const void *weight[3];
-    float *gradient[3];
+    void *gradient[3];
 };
 
 static int map_weights(const struct mok_cuda_driver *d, struct mok_cuda_backward_set *s, const struct weights *w,
-                       uint64_t hidden, uint64_t experts)
+                       uint64_t hidden, uint64_t experts, uint32_t gradient_bytes)
 {
     CUtensorMap *maps[3] = { &s->gate, &s->up, &s->down };
     int r = 0;
@@ -66,7 +68,7 @@ static int map_weights(const struct mok_cuda_driver *d, struct mok_cuda_backward
         s->gradient_rows[i] = w->gradient[i];
         r = mok_cuda_make_map(d, maps[i], w->weight[i], 2, columns, rows, experts, BOX_ROWS, 3);
         if (r == 0)
-            r = mok_cuda_make_map(d, &s->gradient[i], w->gradient[i], 4, columns, rows, experts, BOX_ROWS, 3);
+            r = mok_cuda_make_map(d, &s->gradient[i], w->gradient[i], gradient_bytes, columns, rows, experts, BOX_ROWS, 3);
     }
     return r;
 }
@@ -89,6 +91,15 @@ static int map_rows(const struct mok_cuda_driver *d, struct mok_cuda_backward_se
     return r;
 }
 
+static int map_sums(struct mok_engine_layer *l)
+{
+    const uint64_t hidden = l->plan.spec.hidden, inter = l->plan.spec.intermediate, planes = 3 * l->layout.sums_count;
+    const struct mok_cuda_driver *d = &l->engine->driver;
+    int r = mok_cuda_make_map(d, &l->backward.sums[0], l->backward.sums_rows, 4, hidden, inter, planes, BOX_ROWS, 3);
+
+    return r < 0 ? r : mok_cuda_make_map(d, &l->backward.sums[1], l->backward.sums_rows, 4, inter, hidden, planes, BOX_ROWS, 3);
+}
+
 static const uint8_t *kept_ring(const struct mok_engine_layer *l, const struct mok_op_args *args)
 {
     return args->context_mode == MOK_CONTEXT_FULL ? (const uint8_t *)args->context + l->plan.ctx_ring : NULL;
@@ -104,19 +115,22 @@ int mok_cuda_backward_make_maps(struct mok_engine_layer *l, const struct mok_op_
     struct mok_cuda_backward_set *s = l->backward.set;
     const uint8_t *ring = kept_ring(l, args);
     const struct mok_layer_spec *spec = &l->plan.spec;
+    const uint32_t gradient_bytes = mok_spec_bf16_gradients(spec) ? 2 : sizeof(float);
     int r;
 
     if (l->backward_maps_made && l->backward_context == ring && memcmp(&l->backward_mapped, p, sizeof(*p)) == 0)
         return 0;
     l->backward_maps_made = false;
-    r = map_weights(d, &s[0], &routed, spec->hidden, l->plan.local_experts);
+    r = map_weights(d, &s[0], &routed, spec->hidden, l->plan.local_experts, gradient_bytes);
     if (r == 0)
         r = map_rows(d, &s[0], ring ? ring + l->kept.a : s[0].a_rows, ring ? ring + l->kept.b : s[0].b_rows,
                      l->plan.ring_rows);
     if (r == 0 && spec->shared_intermediate)
-        r = map_weights(d, &s[1], &shared, spec->hidden, 1);
+        r = map_weights(d, &s[1], &shared, spec->hidden, 1, gradient_bytes);
     if (r == 0 && spec->shared_intermediate)
         r = map_rows(d, &s[1], s[1].a_rows, s[1].b_rows, l->layout.shared_rows);
+    if (r == 0 && l->backward.sums_rows)
+        r = map_sums(l);
     if (r == 0) {
         l->backward_mapped = *p;
         l->backward_context = ring;
@@ -164,5 +178,6 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
     common->abort_word = l->engine->now->abort_word;
     common->report = l->engine->now->report;
     common->chaos_seed++;
+    mok_cuda_retire(l, args, l->schedule.slots, common);
     return mok_cuda_launch_backward(&l->backward, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }

@@ -91,6 +91,10 @@ int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op
                              const struct mok_engine_gate *gate);
 void mok_cuda_run_withdraw(struct mok_engine *engine);
 
+/* retire.c: which blocks of the operation's megakernel retire, for what it will have to do over `slots` of all ranks */
+void mok_cuda_retire(const struct mok_engine_layer *l, const struct mok_op_args *args, uint64_t slots,
+                     struct mok_cuda_common *ret);
+
 /* engine_backward.c; `fill` once a layer, behind forward's arguments */
 void mok_cuda_backward_fill(struct mok_engine_layer *l);
 int mok_cuda_backward_make_maps(struct mok_engine_layer *l, const struct mok_op_args *args);

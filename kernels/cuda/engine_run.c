@@ -106,8 +106,9 @@ static int queue_ahead(struct mok_engine *e, struct mok_cuda_run_entry *entry, c
                                              .done = done,
                                              .done_number = gate->number,
                                              .number = entry->number };
-    if (e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)start, gate->number, CU_STREAM_WAIT_VALUE_GEQ) !=
-        CUDA_SUCCESS)
+    entry->open = is_open(gate);
+    if (!entry->open && e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)start, gate->number,
+                                             CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
         return -MOK_EDEVICE;
     int r = mok_cuda_queue(entry->layer, args, MOK_PHASE_WHOLE, e->stream);
     return r < 0 ? r : mok_cuda_launch_tell(&tell, e->stream) == 0 ? 0 : -MOK_EDEVICE;

@@ -70,6 +70,10 @@ static void place_backward(const struct mok_plan *plan, uint64_t *at, struct mok
     l->shared_b = place(at, shared);
     l->shared_d_a = place(at, shared);
     l->shared_d_b = place(at, shared);
+    if (mok_spec_bf16_gradients(&plan->spec)) {
+        l->sums_count = mok_min_u64(l->max_macrobatches - 1, 2);
+        l->sums = place(at, l->sums_count * 3 * plan->spec.hidden * plan->spec.intermediate * sizeof(float));
+    }
 }
 
 void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret)

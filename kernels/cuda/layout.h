@@ -46,6 +46,7 @@ enum mok_cuda_task_type {
     MOK_TASK_D_HIDDEN = 4, /* backward: from here on */
     MOK_TASK_D_INPUT = 5,
     MOK_TASK_WGRAD = 6,
+    MOK_TASK_TYPES = 8,
 };
 
 enum mok_cuda_wgrad { MOK_WGRAD_GATE = 0, MOK_WGRAD_UP = 1, MOK_WGRAD_DOWN = 2 };
@@ -89,8 +90,11 @@ struct mok_cuda_run {
     uint32_t macrobatch;
     uint32_t index; /* in its macrobatch, or among those without rows */
     uint32_t fresh; /* the sums start from zero, not from what is stored */
-    uint32_t pad;
+    uint32_t cuts;  /* MOK_RUN_*: the expert has rows in the macrobatch before, and behind */
 };
+
+#define MOK_RUN_GOES_ON 1u
+#define MOK_RUN_IS_CUT 2u
 
 /* What the schedule says about itself. */
 struct mok_cuda_head {
@@ -155,6 +159,8 @@ struct mok_cuda_layout {
     uint64_t g;                                      /* BF16 [ring_rows][H] (ep > 1) */
     uint64_t partial;                                /* F32 [ring_rows][hidden_tiles]: parts of d_topk_weight */
     uint64_t shared_a, shared_b, shared_d_a, shared_d_b; /* BF16 [shared_rows][Is] */
+    /* BF16 weight gradients: F32 [sums_count][3][H * I] of the expert that a macrobatch's border cuts, of every other border */
+    uint64_t sums, sums_count;
     uint64_t bytes;
 
     uint64_t padded_rows; /* routed rows, padded, at worst */
@@ -238,6 +244,9 @@ struct mok_cuda_common {
     float clamp;
     uint32_t chaos_delay_us, chaos_seed;
     struct mok_sides sides; /* of clamp */
+    /* The first blocks of a grid retire at a task border once they have done so much, in k-blocks; see retire.c. */
+    uint32_t retiring_blocks, retire_after;
+    uint32_t work[MOK_TASK_TYPES]; /* k-blocks of a task, about */
 };
 
 struct mok_cuda_main_args {
@@ -251,10 +260,10 @@ struct mok_cuda_backward_set {
     CUtensorMap gate, up, down;
     CUtensorMap a[2], b[2]; /* of macrobatch 0, of the others */
     CUtensorMap d_a, d_b, h; /* h is weighted */
-    CUtensorMap gradient[3]; /* FP32, by enum mok_cuda_wgrad */
+    CUtensorMap gradient[3]; /* by enum mok_cuda_wgrad */
     void *a_rows, *b_rows;   /* gate and up, made again */
     void *d_a_rows, *d_b_rows, *h_rows;
-    float *gradient_rows[3];
+    void *gradient_rows[3];
     uint32_t inter, tiles, hidden_tiles, k_blocks;
 };
 
@@ -267,7 +276,10 @@ struct mok_cuda_backward_args {
     const float *row_weight;
     void *g_ring;
     float *partial;
-    uint32_t kept; /* macrobatch 0's a, b and remote x are there */
+    uint32_t kept;   /* macrobatch 0's a, b and remote x are there */
+    uint32_t narrow; /* weight gradients are BF16 */
+    CUtensorMap sums[2]; /* FP32, the sums' planes as [I][H] and as [H][I] */
+    float *sums_rows;    /* NULL: no border can cut an expert, or gradients are FP32 */
 };
 
 struct mok_cuda_reduce_args {
@@ -323,6 +335,7 @@ struct mok_cuda_save_args {
 int mok_cuda_launch_prepare(const struct mok_cuda_prepare_args *args, void *stream);
 int mok_cuda_launch_save(const struct mok_cuda_save_args *args, void *stream);
 int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *stream);
+/* `blocks` a multiple of MOK_CLUSTER: resident at once; the retiring ones are in addition */
 int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);

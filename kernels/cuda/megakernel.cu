@@ -191,8 +191,8 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 
 extern "C" int mok_cuda_launch_main(const mok_cuda_main_args *args, uint32_t blocks, void *stream)
 {
-    return mok::launch(true, mok::main_kernel, dim3(blocks / MOK_CLUSTER * MOK_CLUSTER), MOK_THREADS, mok::smem_bytes,
-                       stream, *args);
+    return mok::launch(true, mok::main_kernel, dim3(args->common.retiring_blocks + blocks), MOK_THREADS, mok::smem_bytes, stream,
+                       *args);
 }
 
 static int mok_cuda_main_setup()

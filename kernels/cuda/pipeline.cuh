@@ -181,12 +181,12 @@ __device__ void chaos(const mok_cuda_common &p, uint32_t id)
 
 __device__ void schedule(const mok_cuda_common &p, const block_view &b)
 {
-    const uint32_t tasks = __ldcg(&p.head->tasks);
-    for (uint32_t n = 0;; n++) {
+    const uint32_t tasks = __ldcg(&p.head->tasks), most = blockIdx.x < p.retiring_blocks ? p.retire_after : ~0u;
+    for (uint32_t n = 0, done = 0;; n++) {
         uint32_t slot = n & 1u;
         if (n > 0)
             mbar_wait(b.bar(bar_request), (n - 1) & 1u);
-        uint32_t id = atomicAdd(&p.head->next_task, 1u);
+        uint32_t id = done < most ? atomicAdd(&p.head->next_task, 1u) : tasks; /* retires: what it has taken, it ends */
         uint4 v = make_uint4(0, 0, 0, 0);
         if (id < tasks && load_acquire(p.abort_word) == 0) {
             v = __ldcg(reinterpret_cast<const uint4 *>(p.tasks) + id);
@@ -198,8 +198,10 @@ __device__ void schedule(const mok_cuda_common &p, const block_view &b)
             mbar_expect_cluster(bar, 16);
             store_async_16(cluster_address(b.smem + task_offset + 16 * slot, r), v, bar);
         }
-        if (decode(v).type == MOK_TASK_END)
+        const uint32_t type = decode(v).type;
+        if (type == MOK_TASK_END)
             return;
+        done += p.work[type];
     }
 }
 

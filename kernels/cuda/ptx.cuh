@@ -288,6 +288,14 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32
                  : "memory");
 }
 
+/* The same, each matrix transposed. */
+__device__ __forceinline__ void stmatrix_x4_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
 /* lo in the low half; round to nearest even. */
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi)
 {

@@ -222,7 +222,9 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
                                        c.pulls, c.gate_ups,                c.downs, c.d_hiddens };
             if (a.backward && run.macrobatch != macrobatch) { /* the one before is complete */
                 if (run.rows > 0) {
+                    run.cuts |= MOK_RUN_IS_CUT;
                     a.runs[runs++] = run;
+                    run.cuts = MOK_RUN_GOES_ON;
                     run.fresh = 0;
                 }
                 run.row64 = row64;

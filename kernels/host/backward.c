@@ -113,14 +113,14 @@ static void zero(const struct mok_host_op *op, uint64_t index)
 {
     const struct mok_layer_spec *spec = &op->layer->plan.spec;
     const struct mok_expert_params *params = &op->args->params;
-    uint64_t expert = index / 3, elements = (uint64_t)spec->hidden * spec->intermediate;
-    float *routed[3] = { params->d_gate, params->d_up, params->d_down };
-    float *shared[3] = { params->d_shared_gate, params->d_shared_up, params->d_shared_down };
+    uint64_t expert = index / 3, row = spec->hidden * mok_host_gradient_bytes(&op->layer->plan);
+    void *routed[3] = { params->d_gate, params->d_up, params->d_down };
+    void *shared[3] = { params->d_shared_gate, params->d_shared_up, params->d_shared_down };
 
     if (expert < op->layer->plan.local_experts)
-        memset(routed[index % 3] + expert * elements, 0, elements * sizeof(float));
+        memset((uint8_t *)routed[index % 3] + expert * row * spec->intermediate, 0, row * spec->intermediate);
     else
-        memset(shared[index % 3], 0, (uint64_t)spec->hidden * spec->shared_intermediate * sizeof(float));
+        memset(shared[index % 3], 0, row * spec->shared_intermediate);
 }
 
 static void expert_task(struct mok_host_op *op, struct mok_host_unit *unit, const struct mok_host_group *group,
@@ -143,6 +143,7 @@ static void expert_task(struct mok_host_op *op, struct mok_host_unit *unit, cons
         mok_host_d_input(unit, &ffn, piece.row, piece.rows, piece.tile);
         return;
     default:
+        ffn.sums = mok_host_sums_of(op, group, &piece);
         mok_host_wgrad(unit, &ffn, piece.row, piece.rows, piece.tile);
     }
 }

@@ -5,6 +5,8 @@
  */
 #include "host.h"
 
+#include <string.h>
+
 #include "ops.h"
 
 /* What is added to the distance between rows, so that rows of a power of two do not fight for the same cache lines. */
@@ -191,48 +193,104 @@ static void multiply_add(const struct mok_host_unit *unit, uint32_t m, uint32_t 
         &(struct mok_gemm){ m, n, rows, staged, 1, MOK_HOST_WGRAD_ROWS + SKEW, unit->weight[0], c, stride, true });
 }
 
-/* Rows [from, from + m) of d_gate += d_a^T x and d_up += d_b^T x. */
-static void wgrad_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint32_t rows,
-                          uint32_t from, uint32_t m)
+/* A block of a weight gradient: m rows of n columns of [..][columns], and where its sums are made. */
+struct gradient_block {
+    void *gradient;
+    uint32_t matrix; /* of sums' three */
+    uint64_t at, columns;
+    uint32_t m, n;
+    float *c;
+    uint64_t stride;
+};
+
+static float *cut_at(const struct mok_host_ffn *ffn, float *sums, const struct gradient_block *block)
 {
-    struct mok_host_matrix d_a = mok_host_matrix_of(ffn->d_a), d_b = mok_host_matrix_of(ffn->d_b);
-    uint64_t at = (uint64_t)from * ffn->hidden;
-    uint32_t column;
+    return sums + block->matrix * (uint64_t)ffn->hidden * ffn->intermediate + block->at;
+}
 
-    mok_host_stage(unit->rows[0], MOK_HOST_WGRAD_ROWS + SKEW, &d_a, row, rows, from, m);
-    mok_host_stage(unit->rows[1], MOK_HOST_WGRAD_ROWS + SKEW, &d_b, row, rows, from, m);
-    for (column = 0; column < ffn->hidden; column += MOK_HOST_WGRAD_COLUMNS) {
-        uint32_t n = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_COLUMNS, ffn->hidden - column);
+/* FP32 gradients are added to where they lie; sums of BF16 ones are made in `memory`. */
+static void open_block(const struct mok_host_ffn *ffn, float *memory, struct gradient_block *block)
+{
+    uint32_t i;
 
-        mok_host_stage_panels(unit->weight[0], &ffn->x, row, rows, column, n);
-        multiply_add(unit, m, n, rows, unit->rows[0], ffn->d_gate + at + column, ffn->hidden);
-        multiply_add(unit, m, n, rows, unit->rows[1], ffn->d_up + at + column, ffn->hidden);
+    block->c = ffn->narrow ? memory : (float *)block->gradient + block->at;
+    block->stride = ffn->narrow ? block->n : block->columns;
+    for (i = 0; i < block->m && ffn->narrow; i++) {
+        uint64_t skip = i * block->columns;
+        float *row = memory + (uint64_t)i * block->n;
+
+        if (ffn->sums.from)
+            memcpy(row, cut_at(ffn, ffn->sums.from, block) + skip, block->n * sizeof(float));
+        else
+            mok_ops_widen(row, (const uint16_t *)block->gradient + block->at + skip, block->n);
     }
 }
 
-/* Rows [from, from + m) of d_down += (weight * d_out)^T h. */
-static void wgrad_down(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint32_t rows,
-                       uint32_t from, uint32_t m)
+static void close_block(const struct mok_host_ffn *ffn, const struct gradient_block *block)
+{
+    uint32_t i;
+
+    for (i = 0; i < block->m && ffn->narrow; i++) {
+        uint64_t skip = i * block->columns;
+        const float *row = block->c + (uint64_t)i * block->n;
+
+        if (ffn->sums.to)
+            memcpy(cut_at(ffn, ffn->sums.to, block) + skip, row, block->n * sizeof(float));
+        else
+            mok_ops_narrow((uint16_t *)block->gradient + block->at + skip, row, block->n);
+    }
+}
+
+/* Rows [from, from + m), columns [column, column + n) of d_gate += d_a^T x and d_up += d_b^T x. */
+static void wgrad_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
+                          uint32_t from, uint32_t m, uint32_t column, uint32_t n)
+{
+    struct mok_host_matrix d_a = mok_host_matrix_of(ffn->d_a), d_b = mok_host_matrix_of(ffn->d_b);
+    uint64_t at = (uint64_t)from * ffn->hidden + column, stride = MOK_HOST_WGRAD_ROWS + SKEW, done;
+    struct gradient_block gate = { ffn->d_gate, 0, at, ffn->hidden, m, n, NULL, 0 };
+    struct gradient_block up = { ffn->d_up, 1, at, ffn->hidden, m, n, NULL, 0 };
+
+    open_block(ffn, unit->out[0], &gate);
+    open_block(ffn, unit->out[1], &up);
+    for (done = 0; done < rows; done += MOK_HOST_CHUNK_ROWS) {
+        uint32_t count = (uint32_t)mok_min_u64(MOK_HOST_CHUNK_ROWS, rows - done);
+
+        mok_host_stage(unit->rows[0], stride, &d_a, row + done, count, from, m);
+        mok_host_stage(unit->rows[1], stride, &d_b, row + done, count, from, m);
+        mok_host_stage_panels(unit->weight[0], &ffn->x, row + done, count, column, n);
+        multiply_add(unit, m, n, count, unit->rows[0], gate.c, gate.stride);
+        multiply_add(unit, m, n, count, unit->rows[1], up.c, up.stride);
+    }
+    close_block(ffn, &gate);
+    close_block(ffn, &up);
+}
+
+/* Rows [from, from + m), columns [column, column + n) of d_down += (weight * d_out)^T h. */
+static void wgrad_down(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
+                       uint32_t from, uint32_t m, uint32_t column, uint32_t n)
 {
     struct mok_host_matrix h = mok_host_matrix_of(ffn->h);
-    uint64_t at = (uint64_t)from * ffn->intermediate, stride = MOK_HOST_WGRAD_ROWS + SKEW;
-    uint32_t column, r;
+    uint64_t at = (uint64_t)from * ffn->intermediate + column, stride = MOK_HOST_WGRAD_ROWS + SKEW, done;
+    struct gradient_block down = { ffn->d_down, 2, at, ffn->intermediate, m, n, NULL, 0 };
+    uint32_t r;
 
-    mok_host_stage(unit->rows[0], stride, &ffn->g, row, rows, from, m);
-    if (ffn->weight)
-        for (r = 0; r < rows; r++)
-            mok_ops_scale(unit->rows[0] + r * stride, unit->rows[0] + r * stride, ffn->weight[row + r], m);
-    for (column = 0; column < ffn->intermediate; column += MOK_HOST_WGRAD_COLUMNS) {
-        uint32_t n = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_COLUMNS, ffn->intermediate - column);
+    open_block(ffn, unit->out[0], &down);
+    for (done = 0; done < rows; done += MOK_HOST_CHUNK_ROWS) {
+        uint32_t count = (uint32_t)mok_min_u64(MOK_HOST_CHUNK_ROWS, rows - done);
 
-        mok_host_stage_panels(unit->weight[0], &h, row, rows, column, n);
-        multiply_add(unit, m, n, rows, unit->rows[0], ffn->d_down + at + column, ffn->intermediate);
+        mok_host_stage(unit->rows[0], stride, &ffn->g, row + done, count, from, m);
+        if (ffn->weight)
+            for (r = 0; r < count; r++)
+                mok_ops_scale(unit->rows[0] + r * stride, unit->rows[0] + r * stride, ffn->weight[row + done + r], m);
+        mok_host_stage_panels(unit->weight[0], &h, row + done, count, column, n);
+        multiply_add(unit, m, n, count, unit->rows[0], down.c, down.stride);
     }
+    close_block(ffn, &down);
 }
 
 /*
- * Rows are added one after the other to the stored FP32 value, in the expert's canonical order: no cut into chunks,
- * minibatches or macrobatches changes a bit.
+ * Rows are added one after the other to the FP32 value so far, in the expert's canonical order: no cut into chunks,
+ * minibatches or macrobatches changes a bit. BF16 gradients are read before the expert's first row and rounded behind its last.
  */
 void mok_host_wgrad(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
                     uint32_t tile)
@@ -240,16 +298,16 @@ void mok_host_wgrad(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, 
     uint32_t gate_tiles = (uint32_t)mok_div_up(ffn->intermediate, MOK_HOST_WGRAD_ROWS);
     bool is_down = tile >= gate_tiles;
     uint32_t from = (is_down ? tile - gate_tiles : tile) * MOK_HOST_WGRAD_ROWS;
-    uint32_t height = is_down ? ffn->hidden : ffn->intermediate;
-    uint32_t m = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_ROWS, height - from);
-    uint64_t done;
+    uint32_t height = is_down ? ffn->hidden : ffn->intermediate, width = is_down ? ffn->intermediate : ffn->hidden;
+    uint32_t m = (uint32_t)mok_min_u64(MOK_HOST_WGRAD_ROWS, height - from), column;
+    uint32_t step = ffn->narrow ? MOK_HOST_NARROW_COLUMNS : MOK_HOST_WGRAD_COLUMNS;
 
-    for (done = 0; done < rows; done += MOK_HOST_CHUNK_ROWS) {
-        uint32_t count = (uint32_t)mok_min_u64(MOK_HOST_CHUNK_ROWS, rows - done);
+    for (column = 0; column < width; column += step) {
+        uint32_t n = (uint32_t)mok_min_u64(step, width - column);
 
         if (is_down)
-            wgrad_down(unit, ffn, row + done, count, from, m);
+            wgrad_down(unit, ffn, row, rows, from, m, column, n);
         else
-            wgrad_gate_up(unit, ffn, row + done, count, from, m);
+            wgrad_gate_up(unit, ffn, row, rows, from, m, column, n);
     }
 }

@@ -42,6 +42,11 @@ static inline struct mok_host_matrix mok_host_matrix_of(struct mok_host_rows row
     return (struct mok_host_matrix){ rows.data, rows.scale, rows.columns };
 }
 
+/* Gradients of gate, up and down that lie in FP32 while an expert's rows are cut: by [3][H * I], NULL where they are not. */
+struct mok_host_sums {
+    float *from, *to; /* of the rows before, for the rows behind */
+};
+
 /* One expert's forward and backward over some rows, wherever those are. */
 struct mok_host_ffn {
     const struct mok_plan *plan;
@@ -49,7 +54,9 @@ struct mok_host_ffn {
     float clamp;
     uint32_t group; /* MXFP8: values that share a scale; 0: BF16 */
     struct mok_host_matrix gate, up, down;
-    float *d_gate, *d_up, *d_down;
+    void *d_gate, *d_up, *d_down;
+    bool narrow; /* gradients are BF16: sums go on in FP32 between cuts of an expert's rows */
+    struct mok_host_sums sums;
     struct mok_host_matrix x, g;
     struct mok_host_rows h, d_a, d_b;
     uint16_t *a, *b;
@@ -253,6 +260,14 @@ struct mok_host_span mok_host_transfer_of(const struct mok_host_op *op, const st
 uint64_t mok_host_piece_tasks(const struct mok_host_op *op, const struct mok_host_group *group, uint32_t tiles);
 struct mok_host_piece mok_host_piece_of(const struct mok_host_op *op, const struct mok_host_group *group,
                                         uint32_t tiles, uint64_t index);
+/* Bytes of a value of a weight gradient. */
+static inline uint64_t mok_host_gradient_bytes(const struct mok_plan *plan)
+{
+    return mok_spec_bf16_gradients(&plan->spec) ? 2 : sizeof(float);
+}
+/* Where the weight gradients of a piece come from and go to, if its expert's rows are cut. */
+struct mok_host_sums mok_host_sums_of(const struct mok_host_op *op, const struct mok_host_group *group,
+                                      const struct mok_host_piece *piece);
 void mok_host_routed_ffn(const struct mok_host_op *op, uint64_t macrobatch, uint32_t expert, struct mok_host_ffn *ret);
 enum mok_host_at mok_host_routed_comm(const struct mok_host_op *op, uint64_t at, struct mok_host_group *ret);
 

@@ -75,6 +75,21 @@ static void place_shared(const struct mok_plan *plan, uint64_t *at, struct mok_h
     layout->shared_d_b = place(at, rows * width * 2);
 }
 
+/* Where BF16 weight gradients may be cut, the sums so far stay FP32: rounded once, they do not depend on the cut. */
+static void place_sums(const struct mok_plan *plan, uint64_t worst, uint64_t *at, struct mok_host_layout *layout)
+{
+    const struct mok_layer_spec *spec = &plan->spec;
+    uint64_t bytes = 3 * (uint64_t)spec->hidden * sizeof(float);
+    unsigned i;
+
+    if (!mok_spec_bf16_gradients(spec))
+        return;
+    for (i = 0; i < 2 && worst > plan->minibatch_rows; i++)
+        layout->sums[i] = place(at, bytes * spec->intermediate);
+    if (spec->shared_intermediate && spec->max_tokens > layout->shared_rows)
+        layout->shared_sums = place(at, bytes * spec->shared_intermediate);
+}
+
 void mok_host_layout_make(const struct mok_plan *plan, struct mok_host_layout *ret)
 {
     struct mok_host_layout layout = { 0 };
@@ -89,6 +104,7 @@ void mok_host_layout_make(const struct mok_plan *plan, struct mok_host_layout *r
     layout.row = place(&at, worst * sizeof(struct mok_row));
     place_ring(plan, &at, plan->ring_rows, &layout);
     place_shared(plan, &at, &layout);
+    place_sums(plan, worst, &at, &layout);
     layout.bytes = at;
     *ret = layout;
 }

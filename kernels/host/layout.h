@@ -20,6 +20,8 @@
 /* Output tile of a weight gradient. */
 #define MOK_HOST_WGRAD_ROWS 256u
 #define MOK_HOST_WGRAD_COLUMNS 2048u
+/* The same where its sums lie in a unit's memory. */
+#define MOK_HOST_NARROW_COLUMNS (MOK_HOST_BLOCK_FLOATS / MOK_HOST_WGRAD_ROWS)
 
 /* Rows of one operand; scale is there for MXFP8 only. Offsets in bytes. */
 struct mok_host_part {
@@ -42,6 +44,9 @@ struct mok_host_layout {
     uint64_t shared_out;                 /* BF16 [max_tokens][H]: the shared expert's y, or its part of d_x */
     uint64_t shared_a, shared_b, shared_h, shared_d_a, shared_d_b; /* BF16 [shared_rows][Is] */
     uint64_t shared_rows;
+    /* BF16 weight gradients: F32 [3][H * I] of an expert that a minibatch's border cuts, of every other border; and
+     * F32 [3][H * Is] between blocks of the shared expert's rows */
+    uint64_t sums[2], shared_sums;
     uint64_t bytes;
 };
 

@@ -138,9 +138,30 @@ static struct mok_host_matrix weight_of(const struct mok_host_op *op, const void
     };
 }
 
-static float *gradient_of(float *base, uint32_t expert, uint64_t elements)
+static void *gradient_of(const struct mok_host_op *op, void *base, uint32_t expert, uint64_t elements)
 {
-    return base ? base + expert * elements : NULL;
+    return base ? (uint8_t *)base + expert * elements * mok_host_gradient_bytes(&op->layer->plan) : NULL;
+}
+
+struct mok_host_sums mok_host_sums_of(const struct mok_host_op *op, const struct mok_host_group *group,
+                                      const struct mok_host_piece *piece)
+{
+    const struct mok_engine_layer *layer = op->layer;
+    const struct mok_schedule *schedule = &layer->schedule;
+    uint64_t begin = window_of(op, group).base + piece->row, border = group->turn * op->slots + group->slot;
+    float *sums[2];
+    unsigned i;
+
+    if (!mok_spec_bf16_gradients(&layer->plan.spec))
+        return (struct mok_host_sums){ NULL, NULL };
+    for (i = 0; i < 2; i++)
+        sums[i] = (float *)(void *)(layer->memory + layer->layout.sums[i]);
+    return (struct mok_host_sums){
+        .from = begin > schedule->first[piece->expert] ? sums[(border + 1) % 2] : NULL,
+        .to = begin + piece->rows < schedule->first[piece->expert] + schedule->expert_rows[piece->expert] ?
+                  sums[border % 2] :
+                  NULL,
+    };
 }
 
 void mok_host_routed_ffn(const struct mok_host_op *op, uint64_t macrobatch, uint32_t expert, struct mok_host_ffn *ret)
@@ -162,9 +183,10 @@ void mok_host_routed_ffn(const struct mok_host_op *op, uint64_t macrobatch, uint
         .gate = weight_of(op, params->gate, params->gate_scale, expert, intermediate, hidden),
         .up = weight_of(op, params->up, params->up_scale, expert, intermediate, hidden),
         .down = weight_of(op, params->down, params->down_scale, expert, hidden, intermediate),
-        .d_gate = gradient_of(params->d_gate, expert, intermediate * hidden),
-        .d_up = gradient_of(params->d_up, expert, intermediate * hidden),
-        .d_down = gradient_of(params->d_down, expert, intermediate * hidden),
+        .d_gate = gradient_of(op, params->d_gate, expert, intermediate * hidden),
+        .d_up = gradient_of(op, params->d_up, expert, intermediate * hidden),
+        .d_down = gradient_of(op, params->d_down, expert, intermediate * hidden),
+        .narrow = mok_spec_bf16_gradients(spec),
         .x = mok_host_matrix_of(ring.x),
         .g = mok_host_matrix_of(g),
         .h = mok_host_rows_at(layer, &layout->h, intermediate),

@@ -47,6 +47,7 @@ static void shared_ffn(const struct mok_host_op *op, uint64_t block, struct mok_
         .d_gate = params->d_shared_gate,
         .d_up = params->d_shared_up,
         .d_down = params->d_shared_down,
+        .narrow = mok_spec_bf16_gradients(spec),
         .x = { (const uint8_t *)((const uint16_t *)own->x + skip), NULL, spec->hidden },
         .h = { layer->memory + layout->shared_h, NULL, width },
         .d_a = { layer->memory + layout->shared_d_a, NULL, width },
@@ -55,6 +56,11 @@ static void shared_ffn(const struct mok_host_op *op, uint64_t block, struct mok_
         .b = bf16_at(layer, layout->shared_b),
         .y = bf16_at(layer, layout->shared_out) + skip,
     };
+    if (ret->narrow) {
+        float *sums = (float *)(void *)(layer->memory + layout->shared_sums);
+
+        ret->sums = (struct mok_host_sums){ block > 0 ? sums : NULL, block + 1 < blocks_of(op) ? sums : NULL };
+    }
     if (op->args->kind == MOK_KIND_BACKWARD)
         ret->g = (struct mok_host_matrix){ (const uint8_t *)((const uint16_t *)own->d_out + skip), NULL,
                                            spec->hidden };

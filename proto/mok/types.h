@@ -66,6 +66,12 @@ enum mok_precision {
     MOK_MXFP8_PER128 = 3,  /* E4M3 operands, the four scales of an aligned 128 are equal */
 };
 
+/* Type of a tensor's values in memory. */
+enum mok_dtype {
+    MOK_DTYPE_BF16 = 1,
+    MOK_DTYPE_F32 = 2,
+};
+
 /* What forward keeps for backward. */
 enum mok_context_mode {
     MOK_CONTEXT_NONE = 0,      /* inference: nothing */

@@ -19,7 +19,8 @@
 #define MOK_WIRE_MAX_UNPACKED (1024u * 1024u) /* memory that unpacking one message may take */
 
 /* Bits of Hello's features, which both sides must have. */
-#define MOK_FEATURE_RESUME (UINT64_C(1) << 0) /* sessions that go on with the next mokd */
+#define MOK_FEATURE_RESUME (UINT64_C(1) << 0)    /* sessions that go on with the next mokd */
+#define MOK_FEATURE_GRADIENTS (UINT64_C(1) << 1) /* LayerSpec.gradient_dtype */
 
 /* Descriptors that came with a message. Whatever is still in here when it is closed, is closed. */
 struct mok_wire_fds {

@@ -103,8 +103,8 @@ static void emit_json(const struct bench_record *r)
     struct tm tm;
     strftime(date, sizeof(date), "%Y-%m-%d", gmtime_r(&now, &tm));
     printf("{\"date\":\"%s\"", date);
-    print_string("device", cpu_name());
-    print_string("driver", openblas_get_config());
+    print_string("device", r->device ? r->device : cpu_name());
+    print_string("driver", r->driver ? r->driver : openblas_get_config());
     print_string("commit", getenv("MOK_COMMIT") ? getenv("MOK_COMMIT") : MOK_BENCH_COMMIT);
     print_string("engine", r->engine);
     print_string("op", r->op);

@@ -19,12 +19,13 @@ struct bench_record {
     int ep;                /* 0: does not apply */
     long tokens;           /* of a rank; -1: does not apply */
     const char *routing;
-    double ms;             /* median, slowest rank */
-    double gflop;          /* of a rank */
-    double dense_tflops;   /* dense rate in the same run */
-    const char *peer;      /* what peer_ms is of */
+    double ms;           /* median, slowest rank */
+    double gflop;        /* of a rank */
+    double dense_tflops; /* dense rate in the same run */
+    const char *peer;    /* what peer_ms is of */
     double peer_ms;
-    const char *extra;     /* further members, "\"a\":1", or NULL */
+    const char *extra;           /* further members, "\"a\":1", or NULL */
+    const char *device, *driver; /* NULL: this machine's CPU and OpenBLAS */
 };
 
 struct bench_options {

@@ -1,33 +1,69 @@
 #!/usr/bin/env bash
-# Expert parallelism over the GPUs of one host, everything in one call of under ten minutes: correctness over N GPUs,
-# mok-bench layer for all shapes and routings, forward and backward, both sharing profiles, and the PyTorch baselines.
+# Expert parallelism over the GPUs of one host, everything in one call of under ten minutes, the most important first:
+# layers through mokd beside the PyTorch baselines, correctness over N GPUs, mok-bench layer for all shapes, routings and
+# sharing profiles, what NVLink carries, a group over two daemons. A step that fails or is late does not end the call.
 # On a machine without GPUs, or with --dry-run, the host engine runs small shapes through the same steps.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+gpu=$here/../gpu
+. "$gpu/daemon/carried.sh"
 
 usage() {
-    cat <<'EOF'
+    cat <<'EOT'
 Usage: ep_scaling.sh [OPTIONS] N
-Measures expert parallelism over N ranks on N GPUs of this host. Writes OUT/ep<N>.jsonl and prints a table.
-  --build DIR     programs (default: build/release of this tree, or build/ beside this script where it was packed)
-  --gpu-tests DIR what tests/gpu/run.sh pack made; its tests run first
-  --baseline DIR  a PyTorch baseline (unfused.py with its libglue.so) to run beside
-  --out DIR       where results go (default: tests/bench/results; of a dry run: nowhere)
+       ep_scaling.sh pack BUILD DIR [BASELINE]
+Measures expert parallelism over N ranks on N GPUs of this host. Writes OUT/ep<N>.jsonl and prints tables.
+`pack` puts all that a bare GPU machine needs into DIR; there it is DIR/bench/ep_scaling.sh N.
+  --build DIR     programs (default: build/release of this tree; of a packed one, what it carries)
+  --baseline DIR  another PyTorch baseline (unfused.py, common.py, glue.cu) to run beside (default: the packed one)
+  --out DIR       where results go (default: $OUT, else tests/bench/results; of a dry run: nowhere)
   --gpus G        GPUs to spread the ranks over (default: N, or as many as there are)
-  --dry-run       host engine, small shapes: shows that every step works
   --rounds R      measured rounds (default 30)
-EOF
+  --limit S       seconds for everything (default 540)
+  --only WORDS    steps whose names match this regular expression
+  --dry-run       host engine, small shapes: shows that every step works
+EOT
 }
 
-build='' gpu_tests='' baseline='' out='' gpus='' dry=no rounds=30 ranks=''
+pack() { # build folder [baseline]
+    local build=$1 folder=$2
+    mkdir -p "$folder/bench/peers" "$folder/gpu"
+    cp "$here/ep_scaling.sh" "$folder/bench/"
+    cp "$here"/peers/*.{py,cu} "$folder/bench/peers/"
+    "$gpu/run.sh" pack "$build" "$folder/gpu"
+    strip "$folder"/gpu/gpu_* "$folder/gpu/libmok_gpu.so"
+    git -C "$here" rev-parse --short=12 HEAD > "$folder/commit" 2> /dev/null || true
+    if [[ -n ${3-} ]]; then
+        mkdir -p "$folder/baseline"
+        cp "$3"/*.{py,cu} "$folder/baseline/"
+        chmod -R u+w "$folder/baseline"
+    fi
+    if command -v nvcc > /dev/null; then # what is compiled here need not be compiled there
+        compile "$folder/bench/peers/glue.cu" "$folder/bench/peers/libglue.so"
+        [[ -z ${3-} ]] || compile "$folder/baseline/glue.cu" "$folder/baseline/libglue.so"
+    fi
+    du -sh "$folder"
+}
+
+compile() { # source library
+    [[ -e $2 && $2 -nt $1 ]] && return
+    nvcc -std=c++17 -O3 -gencode=arch=compute_90,code=sm_90 -shared -Xcompiler=-fPIC -o "$2.$$" "$1" && strip "$2.$$" && mv "$2.$$" "$2"
+}
+
+if [[ ${1-} == pack ]]; then
+    pack "${@:2}"
+    exit 0
+fi
+build='' baseline='' out='' gpus='' dry=no rounds=30 ranks='' limit=540 only=''
 while [[ $# -gt 0 ]]; do
     case $1 in
     --build) build=$2; shift ;;
-    --gpu-tests) gpu_tests=$2; shift ;;
     --baseline) baseline=$2; shift ;;
     --out) out=$2; shift ;;
     --gpus) gpus=$2; shift ;;
     --rounds) rounds=$2; shift ;;
+    --limit) limit=$2; shift ;;
+    --only) only=$2; shift ;;
     --dry-run) dry=yes ;;
     --help) usage; exit 0 ;;
     -*) echo "ep_scaling.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
@@ -39,14 +75,17 @@ if [[ ! $ranks =~ ^([1-9]|1[0-6])$ ]]; then
     echo "ep_scaling.sh: N is '$ranks', must be 1..16" >&2
     exit 2
 fi
-if [[ -z $build ]]; then
-    build=$here/../../build/release
-    [[ -d $build ]] || build=$here/build
+python=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH-}" python3) # the packed libraries are for our programs
+if [[ -n $build ]]; then
+    carried_use "$build"
+elif [[ -e $gpu/daemon/build.tar.xz ]]; then
+    carried_unpack "$gpu/daemon"
+else
+    carried_use "$(cd "$here/../.." && pwd)/build/release"
 fi
-bench=$build/tests/bench/mok-bench
+bench=$MOK_BUILD_DIR/tests/bench/mok-bench
 [[ -x $bench ]] || { echo "ep_scaling.sh: no $bench: build the release preset, or name --build" >&2; exit 1; }
-export MOK_BUILD_DIR=$build OPENBLAS_NUM_THREADS=1
-[[ -d $build/lib ]] && export LD_LIBRARY_PATH=$build/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+[[ -s $here/../commit ]] && MOK_COMMIT=$(< "$here/../commit") && export MOK_COMMIT
 there=$(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null | wc -l || true)
 if [[ $dry == no && $there -eq 0 ]]; then
     echo "ep_scaling.sh: no GPU here; running the host engine instead (--dry-run)" >&2
@@ -56,88 +95,116 @@ if [[ -z $out && $dry == yes ]]; then
     out=$(mktemp -d)
     trap 'rm -rf "$out"' EXIT
 fi
-out=${out:-$here/results}
+out=${out:-${OUT:-$here/results}}
 mkdir -p "$out"
-result=$out/ep$ranks.jsonl
+result=$out/ep$ranks.jsonl log=$out/ep$ranks.log
 : > "$result"
+: > "$log"
+failed=0 begun=$SECONDS
+now() { echo "[$((SECONDS - begun)) s]"; }
 
-failed=0
-step() { # description command...
-    local what=$1
-    shift
-    echo "== $what" >&2
-    "$@" >> "$result" || { echo "ep_scaling.sh: failed: $what" >&2; failed=$((failed + 1)); }
+# Standard output is records, standard error goes to the log; the last lines of both are shown when it fails.
+step() { # seconds-at-most description command...
+    local most=$1 what=$2 left=$((limit - SECONDS + begun)) code=0 from=$SECONDS
+    shift 2
+    [[ $what =~ $only ]] || return 0
+    if [[ $left -lt 8 ]]; then
+        echo "$(now) left out, no time: $what" >&2
+        failed=$((failed + 1))
+        return 0
+    fi
+    echo "$(now) $what (at most $most s)" >&2
+    echo "== $what: $*" >> "$log"
+    timeout -k 5 "$((most < left - 3 ? most : left - 3))" "$@" > "$out/step.out" 2> "$out/step.err" || code=$?
+    grep -a '^{' "$out/step.out" >> "$result" || true
+    cat "$out/step.out" "$out/step.err" >> "$log"
+    if [[ $code -eq 77 ]]; then
+        echo "$(now) skipped: $what" >&2
+    elif [[ $code -ne 0 ]]; then
+        failed=$((failed + 1))
+        echo "$(now) FAILED with $code after $((SECONDS - from)) s: $what" >&2
+        grep -av 'session: [a-z]*ed session' "$out/step.err" | tail -n 12 | cut -c1-300 >&2 || true
+        grep -av '^{' "$out/step.out" | tail -n 12 | cut -c1-300 >&2 || true
+    fi
+    rm -f "$out/step.out" "$out/step.err"
 }
 
 host() {
     for routing in uniform zipf hot-rank; do
-        step "host engine, $routing" "$bench" layer --ep "$ranks" --shape h256-i512 --tokens 128 --rounds 3 \
+        step 120 "host engine, $routing" "$bench" layer --ep "$ranks" --shape h256-i512 --tokens 128 --rounds 3 \
             --routing "$routing" --json
     done
 }
 
-cuda() { # profile
+on_gpus() {
+    gpus=${gpus:-$((there < ranks ? there : ranks))}
+    local memory=$((100 * gpus / ranks)) peers=strong,naive
+    [[ $gpus -lt $ranks ]] && peers='' # NCCL wants a GPU a rank
+    local layer=("${python[@]}" "$here/peers/layer.py" --ep "$ranks" --gpus "$gpus" --memory "$memory")
+    local plain=("$bench" layer --engine cuda --ep "$ranks" --gpus "$gpus" --memory "$memory" --rounds "$rounds" --json)
+    [[ -e $here/peers/libglue.so ]] && export MOK_PEERS_GLUE=$here/peers/libglue.so
+    [[ -z $baseline && -d $here/../baseline ]] && baseline=$(cd "$here/../baseline" && pwd)
+    [[ -z $baseline ]] || compile "$baseline/glue.cu" "$baseline/libglue.so" || baseline=''
+    local other=() one=("${python[@]}" "$here/peers/layer.py" --ep 1 --memory 60)
+    [[ -z $baseline ]] || other=(--baseline "$baseline") # with one rank only
+
+    if command -v nvidia-cuda-mps-control > /dev/null && mps_start; then
+        trap mps_stop EXIT
+    fi
+    local sharing=${MOK_TEST_MPS_PIPE:+mps}
+    sharing=${sharing:-slices}
+    if [[ $ranks -gt 1 ]]; then
+        step 60 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok,mok16${peers:+,$peers}" --rounds "$rounds" --limit 57
+    fi
+    step 60 "$sharing, EP 1 beside the baselines, uniform" "${one[@]}" "${other[@]}" --candidates mok,mok16,strong,naive \
+        --rounds "$rounds" --limit 57
+    step 45 "$sharing, EP $ranks correct against FP64, all routings" "${layer[@]}" --check --candidates "mok${peers:+,$peers}" --limit 42
+    step 70 "$sharing, EP $ranks beside the strong baseline, Zipf and hot rank" "${layer[@]}" --candidates "mok${peers:+,strong}" \
+        --routing zipf,hot-rank --rounds $((rounds / 2 + 1)) --limit 66
+    if [[ $ranks -gt 1 ]]; then
+        for sweep in comm_units=0,4,8,12,16,24,32 minibatch_rows=0,512,1024,2048,4096,8192; do
+            step 30 "$sharing, EP $ranks, sweep of ${sweep%=*}" "${layer[@]}" --sweep "$sweep" --shape kimi,qwen --rounds 12 --limit 28
+        done
+    fi
+    if [[ -x $MOK_BUILD_DIR/tests/gpu/daemon/gpu_rack ]]; then
+        step 30 "test: one group over two daemons" "$MOK_BUILD_DIR/tests/gpu/daemon/gpu_rack"
+    fi
+    if [[ -n $baseline && $ranks -eq 2 && $gpus -eq 2 ]]; then
+        step 50 "the other baseline" "${python[@]}" -m torch.distributed.run --standalone --nproc-per-node 2 "$baseline/unfused.py" kimi,qwen symm
+    fi
+    step 40 "$sharing, EP 1 beside the strong baseline, expert taken by half of all rows" "${one[@]}" --candidates mok,strong --routing hot-expert \
+        --rounds $((rounds / 2 + 1)) --limit 37
+    step 60 "$sharing, EP 1 beside the strong baseline, 512 to 16,384 tokens" bash -c 'for t in 512 1024 4096 8192 16384; do "$@" --tokens $t; done' sizes \
+        "${one[@]}" --candidates mok,strong --shape kimi --rounds $((rounds / 3 + 1)) --limit 15
     for op in forward backward; do
-        for shape in kimi glm qwen dsv4; do
-            for routing in uniform zipf hot-rank; do
-                [[ $op == backward && $routing != uniform ]] && continue
-                step "$1, $shape, $op, $routing" "$bench" layer --engine cuda --ep "$ranks" --gpus "$gpus" --shape "$shape" \
-                    --op "$op" --routing "$routing" --rounds "$rounds" --memory $((100 * gpus / ranks)) --json
-            done
+        step 60 "$sharing, daemon's cost, all shapes, $op" "${plain[@]}" --op "$op"
+    done
+    for routing in zipf hot-rank; do
+        step 40 "$sharing, daemon's cost, kimi, forward, $routing" "${plain[@]}" --shape kimi --routing "$routing"
+    done
+    mps_stop
+    for op in forward backward; do
+        for shape in kimi qwen; do
+            step 30 "slices, $shape, $op" "${plain[@]}" --shape "$shape" --op "$op"
         done
     done
-}
-
-mps_start() {
-    export CUDA_MPS_PIPE_DIRECTORY=$out/mps CUDA_MPS_LOG_DIRECTORY=$out/mps-log
-    mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-    nvidia-cuda-mps-control -d
-    export MOK_TEST_MPS_PIPE=$CUDA_MPS_PIPE_DIRECTORY
-    unset CUDA_MPS_PIPE_DIRECTORY # libmok is to find it by itself
-}
-
-mps_stop() {
-    echo quit | CUDA_MPS_PIPE_DIRECTORY=$MOK_TEST_MPS_PIPE timeout 20 nvidia-cuda-mps-control || true
-    rm -rf "$out/mps" "$out/mps-log"
-    unset MOK_TEST_MPS_PIPE
-}
-
-baselines() {
-    local comms=none
-    [[ $ranks -gt 1 ]] && comms=symm,nccl
-    if [[ $ranks -gt 1 ]]; then
-        step "baseline" python3 -m torch.distributed.run --standalone --nproc-per-node "$ranks" \
-            "$baseline/unfused.py" kimi,glm,qwen,dsv4 "$comms"
-    else
-        step "baseline" python3 "$baseline/unfused.py" kimi,glm,qwen,dsv4 "$comms"
+    if [[ $gpus -eq 2 && -e $gpu/libmok_gpu.so ]]; then
+        step 30 "the same bits on one GPU and on two" env "LD_LIBRARY_PATH=$gpu/lib" python3 "$gpu/two_gpus.py" "$gpu/libmok_gpu.so" kimi,qwen
     fi
+    for program in gpu_daemon gpu_daemon_backward; do
+        if [[ -x $MOK_BUILD_DIR/tests/gpu/daemon/$program ]]; then
+            step 60 "test $program, slices" "$MOK_BUILD_DIR/tests/gpu/daemon/$program"
+        fi
+    done
 }
 
 if [[ $dry == yes ]]; then
     host
 else
-    gpus=${gpus:-$((there < ranks ? there : ranks))}
-    if [[ -n $gpu_tests ]]; then
-        echo "== correctness" >&2
-        "$gpu_tests/run.sh" >&2 || failed=$((failed + 1))
-    fi
-    if command -v nvidia-cuda-mps-control > /dev/null; then
-        mps_start
-        cuda mps
-        mps_stop
-    fi
-    cuda slices
-    [[ -z $baseline ]] || baselines
+    on_gpus
 fi
 if command -v python3 > /dev/null && [[ -s $result ]]; then
-    python3 - "$result" <<'EOF'
-import json, sys
-print("| shape | op | EP | routing | sharing | ms | peer ms | peer |\n|---|---|---|---|---|---|---|---|")
-for line in open(sys.argv[1]):
-    r = json.loads(line) if line.startswith("{") else {}
-    if "ms" in r and "op" in r:
-        peer = "-" if r.get("peer_ms") is None else f"{r['peer_ms']:.3f}"
-        print(f"| {r['shape']} | {r['op']} | {r['ep']} | {r['routing']} | {r.get('sharing', '-')} | {r['ms']:.3f} | {peer} | {r.get('peer') or '-'} |")
-EOF
+    "${python[@]}" "$here/peers/table.py" "$result"
 fi
+echo "$(now) done, $failed steps failed; $result" >&2
 [[ $failed -eq 0 ]]

@@ -40,6 +40,7 @@ struct options {
     uint32_t context_mode;
     uint64_t ring_bytes;
     uint32_t minibatch_rows, comm_units;
+    bool bf16_gradients;
     bool plain; /* the peer is the plain implementation, not SGEMM */
 };
 
@@ -169,9 +170,10 @@ static void report(struct run *run, const struct shape *shape)
     for (int what = FORWARD; what <= BACKWARD; what++) {
         double flops = gflop * (what + 1), ms = slowest_median(run, (enum step)what);
         double peer = o->plain ? slowest_median(run, what == FORWARD ? PLAIN_FORWARD : PLAIN_BACKWARD) : dense * (what + 1);
-        char extra[160];
-        snprintf(extra, sizeof(extra), "\"peer_over_ours\":%.3f,\"threads\":%u,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"comm_units\":%u",
-                 peer / ms, o->threads, (unsigned long long)o->ring_bytes, o->minibatch_rows, o->comm_units);
+        char extra[200];
+        snprintf(extra, sizeof(extra), "\"peer_over_ours\":%.3f,\"threads\":%u,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"comm_units\":%u,\"grads\":\"%s\"",
+                 peer / ms, o->threads, (unsigned long long)o->ring_bytes, o->minibatch_rows, o->comm_units,
+                 o->bf16_gradients ? "bf16" : "f32");
         struct bench_record record = {
             .engine = "host", .op = what ? "backward" : "forward", .precision = "bf16", .shape = shape->name,
             .ep = (int)o->ep, .tokens = o->tokens, .routing = routing_names[o->routing], .ms = ms, .gflop = flops,
@@ -199,7 +201,8 @@ static int run_shape(const struct options *o, const struct shape *shape, const s
                                      .experts = shape->experts_per_rank * o->ep, .topk = shape->topk, .ep = o->ep,
                                      .max_tokens = o->tokens, .context_mode = o->context_mode, .seed = 1,
                                      .routing = o->routing, .ring_bytes = o->ring_bytes,
-                                     .minibatch_rows = o->minibatch_rows, .comm_units = o->comm_units };
+                                     .minibatch_rows = o->minibatch_rows, .comm_units = o->comm_units,
+                                     .bf16_gradients = o->bf16_gradients };
     if (o->plain && !(run->plain = plain_open(&run->problem, o->tokens))) {
         fprintf(stderr, "mok-bench: not enough memory for the comparator\n");
         free(run);
@@ -235,6 +238,7 @@ static int usage(FILE *file)
                   "  --threads N             threads a device (default 1)\n"
                   "  --routing NAME          uniform, zipf, hot-rank, hot-expert\n"
                   "  --context full|recompute\n"
+                  "  --grads f32|bf16        type of the weight gradients (default f32)\n"
                   "  --ring BYTES --minibatch ROWS --comm-units N   override the plan\n"
                   "  --peer sgemm|plain      what to alternate with (default sgemm)\n"
                   "  --rounds N              measured rounds (default 10)\n"
@@ -260,6 +264,7 @@ static void parse(int argc, char **argv, struct options *o)
         { "routing", required_argument, NULL, 'r' }, { "context", required_argument, NULL, 'c' },
         { "ring", required_argument, NULL, 'g' },    { "minibatch", required_argument, NULL, 'm' },
         { "comm-units", required_argument, NULL, 'o' }, { "rounds", required_argument, NULL, 'n' },
+        { "grads", required_argument, NULL, 'd' },
         { "peer", required_argument, NULL, 'q' },    { "help", no_argument, NULL, 'h' },
         { 0 },
     };
@@ -283,6 +288,13 @@ static void parse(int argc, char **argv, struct options *o)
         case 'm': o->minibatch_rows = bench_number("minibatch", optarg, 0, 1 << 24); break;
         case 'o': o->comm_units = bench_number("comm-units", optarg, 0, 1024); break;
         case 'n': o->rounds = bench_number("rounds", optarg, 1, MAX_ROUNDS); break;
+        case 'd':
+            if (strcmp(optarg, "f32") != 0 && strcmp(optarg, "bf16") != 0) {
+                fprintf(stderr, "mok-bench: --grads is '%s', must be f32 or bf16\n", optarg);
+                exit(2);
+            }
+            o->bf16_gradients = strcmp(optarg, "bf16") == 0;
+            break;
         case 'q': o->plain = strcmp(optarg, "plain") == 0; break;
         case 'h': exit(usage(stdout));
         default: exit(usage(stderr));

@@ -41,7 +41,7 @@ struct options {
     uint32_t context_mode;
     uint64_t ring_bytes;
     uint32_t minibatch_rows;
-    bool backward;
+    bool backward, bf16_gradients;
 };
 
 enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
@@ -105,22 +105,41 @@ static double slowest_median(const struct figures *figures, enum figure f, uint3
     return bench_quantile(worst, rounds, 0.5);
 }
 
+/* "NVIDIA H200", "580.159.04, CUDA 13.0". */
+static void describe_gpu(char device[256], char driver[128])
+{
+    struct cudaDeviceProp properties;
+    char version[64] = "";
+    int runtime = 0;
+    FILE *file = fopen("/sys/module/nvidia/version", "re");
+
+    if (file && fscanf(file, "%63s", version) != 1)
+        version[0] = 0;
+    if (file)
+        fclose(file);
+    cudaRuntimeGetVersion(&runtime);
+    bool known = cudaGetDeviceProperties(&properties, 0) == cudaSuccess;
+    snprintf(device, 256, "%.255s", known ? properties.name : "unknown GPU");
+    snprintf(driver, 128, "%s%sCUDA %d.%d", version, version[0] ? ", " : "", runtime / 1000, runtime % 1000 / 10);
+}
+
 static void report(const struct options *o, const struct shape *s, const struct figures *figures)
 {
     double median[FIGURES];
     double gflop = (o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
     const char *op = o->backward ? "backward" : "forward";
-    char extra[400];
+    char extra[420], device[256], driver[128];
 
+    describe_gpu(device, driver);
     for (int f = 0; f < FIGURES; f++)
         median[f] = slowest_median(figures, (enum figure)f, o->ep, o->rounds);
     double cost = (median[DAEMON] - median[OWN]) * 1e3, queued = (median[DAEMON_QUEUED] - median[OWN_QUEUED]) * 1e3;
     snprintf(extra, sizeof(extra),
              "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
-             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u",
+             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\"",
              mps ? "mps" : "slices", o->gpus, cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
-             (unsigned long long)o->ring_bytes, o->minibatch_rows);
+             (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32");
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
                                    .precision = "bf16",
@@ -133,7 +152,9 @@ static void report(const struct options *o, const struct shape *s, const struct 
                                    .dense_tflops = (double)NAN,
                                    .peer = "the same kernels in process",
                                    .peer_ms = median[OWN],
-                                   .extra = extra };
+                                   .extra = extra,
+                                   .device = device,
+                                   .driver = driver };
     bench_emit(&record);
     if (!bench.json)
         printf("%-10s %-8s %2u/%u %6u %-10s %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f\n", s->name, op, o->ep,
@@ -173,7 +194,8 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .forward_only = !o->backward,
                                           .repeated = true,
                                           .ring_bytes = o->ring_bytes,
-                                          .minibatch_rows = o->minibatch_rows };
+                                          .minibatch_rows = o->minibatch_rows,
+                                          .bf16_gradients = o->bf16_gradients };
         run->gpus = o->gpus;
         run->backward = o->backward;
         run->socket = socket;
@@ -210,6 +232,7 @@ static int usage(FILE *file)
             "  --tokens N              tokens a rank (default 2048)\n"
             "  --routing NAME          uniform, zipf, hot-rank, hot-expert\n"
             "  --context full|recompute  of a backward (default full)\n"
+            "  --grads f32|bf16        type of a backward's weight gradients (default f32)\n"
             "  --ring BYTES --minibatch ROWS   override the plan\n"
             "  --memory GIB            what mokd may use of a device (default 16)\n"
             "  --poll US               how long workers look before they sleep (default 20000)\n"
@@ -230,7 +253,8 @@ static uint32_t name_of(const char *option, const char *text, const char *const 
 
 static void parse(int argc, char **argv, struct options *o)
 {
-    static const char *const ops[] = { "forward", "backward" }, *const contexts[] = { "full", "recompute" };
+    static const char *const ops[] = { "forward", "backward" }, *const contexts[] = { "full", "recompute" },
+                             *const types[] = { "f32", "bf16" };
     static const struct option options[] = {
         { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
         { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
@@ -239,7 +263,8 @@ static void parse(int argc, char **argv, struct options *o)
         { "routing", required_argument, NULL, 'o' }, { "op", required_argument, NULL, 'b' },
         { "context", required_argument, NULL, 'c' }, { "ring", required_argument, NULL, 'i' },
         { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
-        { "help", no_argument, NULL, 'h' },          { 0 },
+        { "grads", required_argument, NULL, 'd' },   { "help", no_argument, NULL, 'h' },
+        { 0 },
     };
     int c;
 
@@ -277,6 +302,9 @@ static void parse(int argc, char **argv, struct options *o)
             break;
         case 'c':
             o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;
+            break;
+        case 'd':
+            o->bf16_gradients = name_of("grads", optarg, types, 2) == 1;
             break;
         case 'i':
             o->ring_bytes = bench_number("ring", optarg, 0, UINT32_MAX);

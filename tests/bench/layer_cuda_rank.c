@@ -77,7 +77,8 @@ static int own_memory(struct cuda_rank *rank)
                                    .max_tokens = p->max_tokens,
                                    .precision = MOK_BF16,
                                    .ring_bytes = p->ring_bytes,
-                                   .minibatch_rows = p->minibatch_rows };
+                                   .minibatch_rows = p->minibatch_rows,
+                                   .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : 0 };
 
     int r = mok_cuda_engine.probe(&config, &limits, &message);
     if (r == 0)

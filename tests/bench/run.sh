@@ -53,6 +53,7 @@ mkdir -p "$out"
 "$bench" restart --json > "$out/restart.jsonl"
 "$bench" mesh --json > "$out/mesh.jsonl"
 "$bench" sim --rounds 10 --json > "$out/sim-rack.jsonl"
+"$bench" sim --groups --json > "$out/sim-groups.jsonl"
 "$bench" rack --json > "$out/rack.jsonl"
 dump=$(mktemp)
 trap 'rm -f "$dump"' EXIT

@@ -16,9 +16,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "tests" / "bench" / "results"
 
 
+def of_file(path):
+    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")] if path.exists() else []
+
+
 def records(name):
-    path = RESULTS / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()] if path.exists() else []
+    """Of NAME.jsonl; for the tables of the CUDA engine also what ep_scaling.sh wrote of that kind, ep<N>.jsonl."""
+    rs = of_file(RESULTS / f"{name}.jsonl")
+    if name in KINDS:
+        rs = [r for path in [None, *sorted(RESULTS.glob("ep*.jsonl"))] for r in (of_file(path) if path else rs) if KINDS[name](r)]
+    return rs
 
 
 def number(value, digits=2):
@@ -66,17 +73,53 @@ def mxfp8(rs):
     return table(["values", "scale rule", "error of the values", "error of a product", "values that differ from per32"], rows)
 
 
+def order(r):
+    """Shapes and operations as they are told of."""
+    shapes, ops = ["kimi", "glm", "qwen", "dsv4", "mixtral", "qwen3-30b", "small"], ["forward", "backward", "forward+backward"]
+    place = lambda known, value: known.index(value) if value in known else len(known)
+    return r.get("ep") or 1, r.get("routing") != "uniform", r.get("routing") or "", r.get("tokens") or 0, place(shapes, r["shape"]), place(ops, r["op"])
+
+
+def percent(value):
+    return "-" if value is None else f"{value * 100:.1f} %"
+
+
 def layer_cuda(rs):
-    rows = [[r["shape"], str(r["ep"]), number(r["ms"], 3), number(r["peer_ms"], 3),
-             number(r["ms"] / r["peer_ms"], 3) if r["peer_ms"] else "-", f"{r['share_of_dense'] * 100:.1f} %", r["peer"] or "-"]
-            for r in rs]
-    return table(["shape", "EP", "ms", "baseline ms", "over the baseline", "of dense", "baseline"], rows)
+    """In process, beside a baseline: lines of tests/gpu/bench.py, and of tests/gpu/two_gpus.py with a peer put in."""
+    rows = []
+    for r in sorted((r for r in rs if r.get("what") not in ("baseline", "dense")), key=order):
+        over = r.get("over_baseline") or (r["ms"] / r["peer_ms"] if r.get("peer_ms") else None)
+        peer_ms = r.get("peer_ms") or (r["ms"] / over if over else None)
+        what = r.get("peer") or r.get("what") or "-"
+        rows.append([r["shape"], r["op"], str(r["ep"]), number(r["ms"], 3), number(peer_ms, 3), number(over, 3), percent(r["share_of_dense"]), what])
+    return table(["shape", "op", "EP", "ms", "baseline ms", "over the baseline", "of dense", "entry or baseline"], rows)
 
 
 def daemon_cuda(rs):
-    rows = [[r["shape"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
-             number(r["queued_cost_us"], 0)] for r in rs]
-    return table(["shape", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
+    rows = [[r["shape"], r["op"], str(r["ep"]), r["routing"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
+             number(r["queued_cost_us"], 0)] for r in sorted(rs, key=lambda r: (r["sharing"], order(r)))]
+    return table(["shape", "op", "EP", "routing", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
+
+
+def mokd_cuda(rs):
+    """Through mokd beside our own PyTorch baselines: lines of peers/layer.py."""
+    rows = []
+    for r in sorted(rs, key=order):
+        naive = r.get("naive_ms")
+        rows.append([r["shape"], r["op"], str(r["ep"]), f"{r['tokens']:,}", r["routing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r.get("over_peer"), 3),
+                     number(r.get("bf16_gradients_ms"), 3), percent(r["share_of_dense"]), percent(r.get("peer_share_of_dense")), number(r.get("other_ms"), 3), number(naive, 2), number(naive / r["ms"]) if naive else "-",
+                     number(r["ms"] / r["floor_ms"]) if r.get("floor_ms") else "-"])
+    return table(["shape", "op", "EP", "tokens a rank", "routing", "mokd ms", "strong ms", "over strong", "mokd, BF16 gradients ms", "of dense", "strong's", "other strong ms", "naive ms", "naive over mokd",
+                  "over the busiest rank's floor"], rows)
+
+
+def sweep_cuda(rs):
+    rows = [[r["shape"], str(r["ep"]), r["sweep"], "the plan's choice" if r["setting"] == 0 else f"{r['setting']:,}", number(r["ms"], 3), number(r["over_plan"], 3)] for r in rs]
+    return table(["shape", "EP", "option", "setting", "forward ms", "over the plan's"], rows)
+
+
+KINDS = {"layer-cuda": lambda r: "share_of_dense" in r and "of" not in r and "date" in r, "daemon-cuda": lambda r: "cost_us" in r, "mokd-cuda": lambda r: "of" in r and r["of"] == "mok",
+         "sweep-cuda": lambda r: "over_plan" in r}
 
 
 def restart(rs):
@@ -91,6 +134,17 @@ def sim(rs):
             for r in rs]
     head = ["nodes x devices", "order", "operations", "all done", "time over the busiest device's", "bells an op", "looks an op",
             "visits at once", "schedule: slots", "ms, one CPU thread"]
+    return table(head, rows)
+
+
+def groups(rs):
+    rows = [[r["shape"], r["order"] + (", a node dies" if r["killed"] else ""), str(r["formed"]),
+             "yes" if r["done"] and r["left"] == 0 else "no", f"{r['messages']:,}", number(r["messages_a_rank_and_call"]),
+             f"{r['bytes']:,}", f"{r['largest']:,}", f"{r['busiest']:,}", number(r["form_ms"]),
+             number(r["told_ms"]) if r["killed"] else "-"]
+            for r in rs]
+    head = ["nodes x devices", "joins", "groups formed", "all done, nothing left", "messages", "a rank and call", "bytes", "largest",
+            "at the busiest node", "last join to commit, ms", "node's loss to the last end, ms"]
     return table(head, rows)
 
 
@@ -127,7 +181,7 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "sweep-cuda": sweep_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

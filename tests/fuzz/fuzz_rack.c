@@ -50,12 +50,12 @@ static void hear(const struct rack_self *self, struct rack_peer *peer, const str
     uint64_t epoch = peer->epoch;
 
     enum rack_verdict verdict = rack_peer_hear(self, peer, head, frame, now_ns, when);
-    must((unsigned)peer->state <= RACK_LOST);
+    must((unsigned)peer->state <= RACK_LEFT);
     must(memchr(peer->error, '\0', sizeof(peer->error)) != NULL);
     must(peer->epoch == epoch || peer->epoch == epoch + 1);
     /* Whoever is told of states misses no loss. */
     if (peer->epoch != epoch && (before == RACK_UP || before == RACK_SUSPECT))
-        must(peer->state == RACK_LOST);
+        must(peer->state == RACK_LOST || peer->state == RACK_LEFT);
     if (verdict == RACK_VERDICT_DELIVER)
         must(rack_peer_is_up(peer) && frame->epoch == peer->epoch &&
              memcmp(frame->target_boot.data, self->boot_id, RACK_BOOT_BYTES) == 0);

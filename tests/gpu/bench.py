@@ -1,8 +1,10 @@
 """One forward, or one backward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
-usage: bench.py [--op forward|backward] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines.
+usage: bench.py [--op forward|backward] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines, which tables.py reads.
 Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones), `NAME +=` adds to them, `NAME recompute`
-makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring; the baseline's is its own backward alone."""
+makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring, `NAME bf16` overwrites BF16 gradients, `NAME bf16 +=` adds to
+them; the baseline's is its own backward alone."""
 import json, os, re, statistics as st, subprocess, sys
+command = "bench.py " + " ".join(sys.argv[1:])
 op = "forward"
 if len(sys.argv) > 2 and sys.argv[1] == "--op":
     op = sys.argv[2]
@@ -12,49 +14,12 @@ import torch
 from common import *
 import mokgpu
 from mokgpu import Group
+from timing import graph, origin, row, shot
 
 shapes = sys.argv[2].split(",")
 libs = dict(a.split("=") for a in sys.argv[3:])
 rounds = int(os.environ.get("ROUNDS", "25"))
 torch.set_grad_enabled(False)
-
-
-def graph(f, reps=1):
-    s = torch.cuda.Stream()
-    s.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(s):
-        for _ in range(2):
-            f()
-    torch.cuda.current_stream().wait_stream(s)
-    torch.cuda.synchronize()
-    g = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(g, stream=s, capture_error_mode="thread_local"):
-        for _ in range(reps):
-            f()
-    torch.cuda.synchronize()
-    return g
-
-
-def shot(f):
-    torch.cuda.synchronize()
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    a.record()
-    f()
-    b.record()
-    torch.cuda.synchronize()
-    return a.elapsed_time(b)
-
-
-def b2b(f, n=8):
-    f()
-    torch.cuda.synchronize()
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    a.record()
-    for _ in range(n):
-        f()
-    b.record()
-    torch.cuda.synchronize()
-    return a.elapsed_time(b) / n
 
 
 def kernels(f, n=5):
@@ -87,15 +52,16 @@ for name in shapes:
     dy = torch.randn(T, H, device="cuda", dtype=BF)
     if back:
         base = core.bwd(dy)[0].clone()
+        base_weights = [core.dw13[:, :I].clone(), core.dw13[:, I:].clone(), core.dw2.clone()]  # a captured graph's are of its first replay
     fl = T * k * (12 if back else 6) * H * I
     run = {"baseline": graph(lambda: core.bwd(dy) if back else core.fwd(x, idx, w)), "dense": dense}
     groups, i32 = [], idx.int()
 
-    def add_backward(n, path, flags=2, context_mode=1, ring=0):
+    def add_backward(n, path, flags=2, context_mode=1, ring=0, bf16=False):
         """One more backward; how far its d_x is from the baseline's, and its weight gradients too."""
-        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode)
+        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode, bf16_gradients=bf16)
         out, dx, dw = torch.empty_like(x), torch.empty_like(x), torch.empty(T, k, device="cuda")
-        grads = [torch.zeros(el, *s, device="cuda") for s in ((I, H), (I, H), (H, I))]
+        grads = [torch.zeros(el, *s, device="cuda", dtype=BF if bf16 else torch.float32) for s in ((I, H), (I, H), (H, I))]
         G.set([x], [i32], [w], [[gate, up, w2, None, None, None]], [out])
         G.set_backward([dy], [grads + [None] * 3], [dx], [dw], flags)
         G.forward()
@@ -110,7 +76,7 @@ for name in shapes:
             torch.cuda.synchronize()
         errors = [rel(dx, base)]
         if flags == 2:
-            errors += [rel(grads[0], core.dw13[:, :I]), rel(grads[1], core.dw13[:, I:]), rel(grads[2], core.dw2)]
+            errors += [rel(a, b) for a, b in zip(grads, base_weights)]
         print(json.dumps(dict(shape=name, lib=n, relerr=[float("%.2e" % e) for e in errors], rows=oc[1], schedule_us=st.median(schedule),
                               kernels_us=kernels(G.backward))), flush=True)
         run[n] = graph(G.backward)
@@ -142,6 +108,9 @@ for name in shapes:
             continue
         add_backward(n, path)
         add_backward(n + " +=", path, flags=0)
+        add_backward(n + " bf16", path, bf16=True)
+        if os.environ.get("BF16_ADD"):
+            add_backward(n + " bf16 +=", path, flags=0, bf16=True)
         if os.environ.get("CONTEXT"):
             add_backward(n + " recompute", path, context_mode=2)
         if os.environ.get("RING"):
@@ -164,16 +133,17 @@ for name in shapes:
                 t[q].append(v)
     for r in range(4):
         for q, g in run.items():
-            tb[q].append(b2b(g.replay))
+            tb[q].append(row(g.replay))
     d, db_ = st.median(t["dense"]), st.median(tb["dense"])
     for q in run:
         f, ms, b = (2 * 8192**3 if q == "dense" else fl), st.median(t[q]), st.median(tb[q])
         dr, drb = 2 * 8192**3 / d, 2 * 8192**3 / db_
-        print(json.dumps(dict(shape=name, what=q, ms=round(ms, 4), min_ms=round(min(t[q]), 4), b2b_ms=round(b, 4), tflops=round(f / ms * 1e-9, 1),
+        print(json.dumps(dict(origin(), command=command, op=op, ep=1, tokens=T, routing="uniform", gflop=f * 1e-9, shape=name, what=q, ms=round(ms, 4), min_ms=round(min(t[q]), 4), b2b_ms=round(b, 4), tflops=round(f / ms * 1e-9, 1),
                               share_of_dense=round(f / ms / dr, 3), b2b_share=round(f / b / drb, 3), over_baseline=round(ms / st.median(t["baseline"]), 3),
                               b2b_over_baseline=round(b / st.median(tb["baseline"]), 3))), flush=True)
     del run, core
     for G, _ in groups:
         G.close()
     del groups, x, w13, w2, gate, up, base
+    base_weights = None
     torch.cuda.empty_cache()

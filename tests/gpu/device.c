@@ -70,6 +70,7 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
         .shared_intermediate = p->shared_intermediate,
         .clamp = p->clamp,
         .minibatch_rows = options->minibatch_rows,
+        .gradient_dtype = options->bf16_gradients ? MOK_DTYPE_BF16 : 0,
     };
     spec.ring_bytes = options->ring_rows * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = spec });
 
@@ -134,15 +135,17 @@ static uint64_t gradient_bytes(const struct device_group *g, unsigned i)
 {
     const struct problem *p = &g->shape;
 
-    return i < 3 ? problem_expert_elements(p) * (p->experts / g->ranks) * 4 :
-                   (uint64_t)p->shared_intermediate * p->hidden * 4;
+    uint64_t elements =
+        i < 3 ? problem_expert_elements(p) * (p->experts / g->ranks) : (uint64_t)p->shared_intermediate * p->hidden;
+
+    return elements * (g->bf16_gradients ? 2 : 4);
 }
 
 static void open_backward(struct device_group *g, const struct problem *p, uint32_t r, uint64_t first)
 {
     uint64_t rows = (uint64_t)g->tokens[r] * p->hidden * 2, slots = (uint64_t)g->tokens[r] * p->topk * 4;
     struct mok_op_args *args = &g->args[r];
-    float **gradient[6] = { &args->params.d_gate,        &args->params.d_up,        &args->params.d_down,
+    void **gradient[6] = { &args->params.d_gate,        &args->params.d_up,        &args->params.d_down,
                             &args->params.d_shared_gate, &args->params.d_shared_up, &args->params.d_shared_down };
 
     g->context[r] = take(g->engine[r], NULL,
@@ -161,7 +164,9 @@ static void open_backward(struct device_group *g, const struct problem *p, uint3
 void device_group_open(struct device_group *g, const struct problem *p, const struct device_options *options,
                        const uint32_t *tokens)
 {
-    struct mok_engine_config config = { .blocks = options->blocks, .chaos_delay_us = options->chaos_delay_us };
+    struct mok_engine_config config = {
+        .blocks = options->blocks, .chaos_delay_us = options->chaos_delay_us, .yield_us = options->yield_us
+    };
     struct mok_message message = { { 0 } };
     struct mok_device_limits limits;
     void *symmetric[DEVICE_MAX_RANKS];
@@ -171,6 +176,7 @@ void device_group_open(struct device_group *g, const struct problem *p, const st
     memset(g, 0, sizeof(*g));
     g->ranks = options->ranks;
     g->shape = *p;
+    g->bf16_gradients = options->bf16_gradients;
     memcpy(g->tokens, tokens, options->ranks * sizeof(*tokens));
     for (r = 0; r < g->ranks; r++)
         max_tokens = tokens[r] > max_tokens ? tokens[r] : max_tokens;
@@ -250,11 +256,11 @@ void device_forward(struct device_group *g)
         }
 }
 
-static void fill(const struct device_memory *memory, float start, bool poison)
+static void fill(const struct device_memory *memory, float start, bool poison, bool narrow)
 {
     uint64_t bytes = memory->bytes ? memory->bytes - 2 * CANARY : 0, i;
     uint8_t *at = (uint8_t *)memory->at + CANARY;
-    float *values;
+    void *values;
 
     if (bytes == 0)
         return;
@@ -264,8 +270,11 @@ static void fill(const struct device_memory *memory, float start, bool poison)
     }
     values = malloc(bytes);
     assert_non_null(values);
-    for (i = 0; i < bytes / sizeof(float); i++)
-        values[i] = start;
+    for (i = 0; i < bytes / (narrow ? 2 : 4); i++)
+        if (narrow)
+            ((uint16_t *)values)[i] = bf16_from_float(start);
+        else
+            ((float *)values)[i] = start;
     assert_int_equal(cudaMemcpy(at, values, bytes, cudaMemcpyHostToDevice), 0);
     free(values);
 }
@@ -273,10 +282,10 @@ static void fill(const struct device_memory *memory, float start, bool poison)
 void device_backward(struct device_group *g, float start)
 {
     for (uint32_t r = 0; r < g->ranks; r++) {
-        fill(&g->d_x[r], 0, true);
-        fill(&g->d_weight[r], 0, true);
+        fill(&g->d_x[r], 0, true, false);
+        fill(&g->d_weight[r], 0, true, false);
         for (unsigned i = 0; i < 6; i++)
-            fill(&g->gradients[r][i], start, (g->flags & MOK_OPF_OVERWRITE_WGRAD) != 0);
+            fill(&g->gradients[r][i], start, (g->flags & MOK_OPF_OVERWRITE_WGRAD) != 0, g->bf16_gradients);
         g->args[r].kind = MOK_KIND_BACKWARD;
         g->args[r].flags = g->flags;
     }
@@ -316,6 +325,7 @@ static void read_outputs(const struct device_group *g, void (*each)(void *cookie
 struct widened {
     struct result *result;
     double start;
+    bool narrow;
     size_t at[RESULT_COUNT];
 };
 
@@ -331,16 +341,18 @@ static void widen(void *cookie, enum result_array array, uint32_t rank, const vo
         w->at[array] += bytes / 2;
         return;
     }
-    for (uint64_t i = 0; i < bytes / 4; i++) {
-        double value = (double)((const float *)values)[i] - (array >= RESULT_D_GATE ? w->start : 0);
+    bool narrow = w->narrow && array >= RESULT_D_GATE;
+    for (uint64_t i = 0; i < bytes / (narrow ? 2 : 4); i++) {
+        float stored = narrow ? bf16_to_float(((const uint16_t *)values)[i]) : ((const float *)values)[i];
+        double value = (double)stored - (array >= RESULT_D_GATE ? w->start : 0);
         to[i] = shared && rank > 0 ? to[i] + value : value;
     }
-    w->at[array] += bytes / 4;
+    w->at[array] += bytes / (narrow ? 2 : 4);
 }
 
 void device_gradients(const struct device_group *g, float start, struct result *ret)
 {
-    struct widened w = { .result = ret, .start = (double)start };
+    struct widened w = { .result = ret, .start = (double)start, .narrow = g->bf16_gradients };
 
     result_alloc(&g->shape, ret);
     read_outputs(g, widen, &w);

@@ -20,6 +20,7 @@ struct device_memory {
 struct device_group {
     uint32_t ranks;
     uint32_t flags;       /* of a backward */
+    bool bf16_gradients;
     struct problem shape; /* dimensions only */
     struct mok_plan plan[DEVICE_MAX_RANKS];
     struct mok_engine *engine[DEVICE_MAX_RANKS];
@@ -36,10 +37,11 @@ struct device_group {
 };
 
 struct device_options {
-    uint32_t ranks, blocks, minibatch_rows, chaos_delay_us;
+    uint32_t ranks, blocks, minibatch_rows, chaos_delay_us, yield_us;
     uint64_t ring_rows;    /* 0: the plan's */
     uint32_t context_mode; /* not 0: backward can be run too */
     uint32_t flags;        /* of the backward */
+    bool bf16_gradients;
 };
 
 /* Ends the test with a sentence when something is refused. `tokens`: [ranks]. */

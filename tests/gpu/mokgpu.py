@@ -10,7 +10,8 @@ def load(path):
     lib.shim_message.restype = ctypes.c_char_p
     lib.shim_open.restype = P
     lib.shim_layer.restype = P
-    lib.shim_open.argtypes = [U32, U32, U32]
+    lib.shim_open.argtypes = [U32, U32, U32, U32]
+    lib.shim_busy.argtypes = [U32, U64, P]
     lib.shim_close.argtypes = [P]
     lib.shim_sizes.argtypes = [P, P]
     lib.shim_layer.argtypes = [P, P, F, P, P]
@@ -24,11 +25,11 @@ def load(path):
 class Group:
     """All ranks of one layer on one device, each with an engine of its own."""
 
-    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None):
+    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None, yield_us=0, bf16_gradients=False):
         self.lib, self.H, self.I, self.E, self.K, self.ep, self.el = lib, H, I, E, K, ep, E // ep
         self.device = devices or [device] * ep
         units = torch.cuda.get_device_properties(device).multi_processor_count
-        specs = [(U64 * 11)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units) for r in range(ep)]
+        specs = [(U64 * 12)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units, 1 if bf16_gradients else 0) for r in range(ep)]
         sizes = (U64 * 5)()
         assert lib.shim_sizes(specs[0], sizes) == 0, lib.shim_message()
         self.private_bytes, self.ring_rows, self.context_ring = sizes[1], sizes[3], sizes[4]
@@ -39,7 +40,7 @@ class Group:
         ptrs = (P * ep)(*[s.data_ptr() for s in self.sym])
         self.engine, self.layer = [], []
         for r in range(ep):
-            e = lib.shim_open(self.device[r], chaos, blocks)
+            e = lib.shim_open(self.device[r], chaos, blocks, yield_us)
             assert e, lib.shim_message()
             l = lib.shim_layer(e, specs[r], clamp, ptrs, self.priv[r].data_ptr())
             assert l, lib.shim_message()
@@ -77,7 +78,7 @@ class Group:
                 self.meet()
 
     def set_backward(self, d_outs, gradients, d_xs, d_weights, flags=0):
-        """gradients: per rank six FP32 tensors or None; behind set(), with a context mode."""
+        """gradients: per rank six tensors, FP32 or as asked, or None; behind set(), with a context mode."""
         self.d_outs, self.gradients, self.d_xs, self.d_weights, self.backward_flags = d_outs, gradients, d_xs, d_weights, flags
         self.pd = (P * self.ep)(*[d.data_ptr() for d in d_outs])
         self.pg = [(P * 6)(*[t.data_ptr() if t is not None else None for t in g]) for g in gradients]

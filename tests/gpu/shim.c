@@ -8,6 +8,7 @@
 
 #include "../../kernels/cuda/engine.h"
 #include "../../kernels/plan_backend.h"
+#include "busy.h"
 
 #define SHIM __attribute__((visibility("default")))
 
@@ -18,9 +19,11 @@ SHIM const char *shim_message(void)
     return message.text;
 }
 
-SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us, uint32_t blocks)
+SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us, uint32_t blocks, uint32_t yield_us)
 {
-    struct mok_engine_config config = { .index = device, .chaos_delay_us = chaos_delay_us, .blocks = blocks };
+    struct mok_engine_config config = {
+        .index = device, .chaos_delay_us = chaos_delay_us, .blocks = blocks, .yield_us = yield_us
+    };
     struct mok_engine *e = NULL;
     return mok_cuda_engine.open(&config, &e, &message) < 0 ? NULL : e;
 }
@@ -28,6 +31,12 @@ SHIM struct mok_engine *shim_open(uint32_t device, uint32_t chaos_delay_us, uint
 SHIM void shim_close(struct mok_engine *engine)
 {
     mok_cuda_engine.close(engine);
+}
+
+/* A client's kernel, see daemon/busy.h. */
+SHIM int shim_busy(uint32_t blocks, uint64_t ns, void *stream)
+{
+    return busy_launch(blocks, ns, stream);
 }
 
 /* Lets the GPUs of this machine read and write each other's memory. */
@@ -42,7 +51,7 @@ SHIM int shim_peers(int devices)
     return 0;
 }
 
-/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units; sizes: symmetric, private, context, ring rows,
+/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units gradient_dtype; sizes: symmetric, private, context, ring rows,
  * ctx_ring */
 static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
 {
@@ -59,7 +68,8 @@ static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
                                 .precision = MOK_BF16,
                                 .shared_intermediate = (uint32_t)spec[7],
                                 .clamp = clamp,
-                                .minibatch_rows = (uint32_t)spec[9] };
+                                .minibatch_rows = (uint32_t)spec[9],
+                                .gradient_dtype = (uint32_t)spec[11] };
     s.ring_bytes = spec[8] * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = s });
     return mok_plan_make(&s, &device, ret, NULL, 0, &message);
 }
@@ -120,7 +130,7 @@ SHIM int shim_enqueue(struct mok_engine_layer *layer, uint32_t phase, uint32_t t
 
 /* gradients: of gate, up, down, shared gate, up, down */
 SHIM int shim_enqueue_backward(struct mok_engine_layer *layer, uint32_t phase, uint32_t tokens,
-                               const void *const *params, float *const *gradients, void *d_x, float *d_topk_weight,
+                               const void *const *params, void *const *gradients, void *d_x, float *d_topk_weight,
                                uint32_t ep, const void *const *x, const void *const *d_out, const uint32_t *peer_tokens,
                                uint32_t flags, uint32_t context_mode, void *context, void *stream)
 {

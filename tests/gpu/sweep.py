@@ -3,6 +3,7 @@ usage: sweep.py lib.so [sizes|minibatch|client ...]"""
 import json, statistics as st, sys, time
 import torch
 import mokgpu
+from timing import shot
 
 BF = torch.bfloat16
 SHAPES = {"kimi": (7168, 2048, 8, 8), "glm": (6144, 2048, 8, 8), "qwen": (4096, 1024, 10, 10), "dsv4": (7168, 3072, 6, 6),
@@ -25,16 +26,6 @@ def make(H, I, E, K, ep, tokens, ids=None, **options):
     outs = [torch.empty_like(x) for x in xs]
     G.set(xs, ids, ws, w, outs)
     return G
-
-
-def shot(f):
-    torch.cuda.synchronize()
-    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    a.record()
-    f()
-    b.record()
-    torch.cuda.synchronize()
-    return a.elapsed_time(b)
 
 
 da, db = (torch.randn(8192, 8192, device="cuda", dtype=BF) for _ in range(2))
@@ -98,44 +89,50 @@ def minibatch():
         torch.cuda.empty_cache()
 
 
-def client_of(G, run, reserve):
-    """Medians: the layer alone, the layer beside the client, how long the client's kernel takes from its launch on."""
+CLIENT_BLOCKS, CLIENT_US = 16, 50
+
+
+def beside(run, priority):
+    """Medians: the layer alone, the layer with a client's kernel in it, how long that takes from its launch on."""
     alone = interleaved({"layer": run})["layer"]
-    side = torch.cuda.Stream(priority=-1)
-    small = torch.randn(16 * 512 * 4, device="cuda")
+    side = torch.cuda.Stream(priority=priority)
     waits, layers = [], []
-    for _ in range(12):
+    for _ in range(14):
+        dense()
         torch.cuda.synchronize()
         a, b, s0, s1 = (torch.cuda.Event(enable_timing=True) for _ in range(4))
         a.record()
         run()
         b.record()
         time.sleep(0.0007)  # the layer is under way
-        with torch.cuda.stream(side):
-            s0.record()
-            small.mul_(1.0001)
-            s1.record()
+        s0.record(side)
+        assert lib.shim_busy(CLIENT_BLOCKS, CLIENT_US * 1000, side.cuda_stream) == 0
+        s1.record(side)
         torch.cuda.synchronize()
-        waits.append(s0.elapsed_time(s1))
+        waits.append(1000 * s0.elapsed_time(s1) - CLIENT_US)
         layers.append(a.elapsed_time(b))
-    return dict(layer_ms=round(alone, 4), layer_beside_ms=round(st.median(layers), 4), client_us=round(1000 * st.median(waits), 1),
-                client_max_us=round(1000 * max(waits), 1))
+    return dict(layer_ms=round(alone, 4), layer_beside_ms=round(st.median(layers[2:]), 4), waits_us=round(st.median(waits[2:]), 1),
+                waits_max_us=round(max(waits[2:]), 1))
 
 
 def client():
-    """A kernel of 16 blocks on a second stream, launched while the layer runs: when it ends, and what the layer loses."""
+    """A kernel of 16 blocks on a second stream, launched while the layer runs: how long it waits, and what the layer loses."""
     H, I, E, K = SHAPES["kimi"]
-    torch.manual_seed(1)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for reserve in (0, 16):
-            G = make(H, I, E, K, 1, 2048, blocks=132 - reserve)
-            for _ in range(2):
-                G.forward()
-            say(what="client kernel", shape="kimi", blocks=132 - reserve, **client_of(G, G.forward, reserve))
-            say(what="client kernel, no reduce queued", shape="kimi", blocks=132 - reserve, **client_of(G, lambda: (G.phase(0, 1), G.phase(0, 2)), reserve))
+        for reserve, yield_us in ((0, 0), (16, 0), (0, 100), (0, 200), (0, 400)):
+            torch.manual_seed(1)
+            G = make(H, I, E, K, 1, 2048, blocks=132 - reserve, yield_us=yield_us, context_mode=1)
+            grads = [torch.zeros(E, *s, device="cuda") for s in ((I, H), (I, H), (H, I))] + [None] * 3
+            G.set_backward([torch.randn(2048, H, device="cuda", dtype=BF)], [grads], [torch.empty(2048, H, device="cuda", dtype=BF)],
+                           [torch.empty(2048, K, device="cuda")], 2)
+            for op, run in (("forward", G.forward), ("backward", G.backward)):
+                for _ in range(2):
+                    run()
+                for priority in (-1, 0):
+                    say(what="client kernel", shape="kimi", op=op, reserve_sms=reserve, yield_us=yield_us, client_priority=priority, **beside(run, priority))
             G.close()
-            del G
+            del G, grads
             torch.cuda.empty_cache()
 
 

@@ -15,6 +15,7 @@
 #include "check.h"
 #include "device.h"
 #include "mok/ring_abi.h"
+#include "plain_bf16.h"
 #include "vectors.h"
 
 #ifndef REPEATS
@@ -139,8 +140,9 @@ static void no_setting_changes_a_bit(void **state)
         { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .ring_rows = 64, .chaos_delay_us = 20 },
         { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .blocks = 2 },
         { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .chaos_delay_us = 30 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .yield_us = 1 },
         { .ranks = 2, .context_mode = MOK_CONTEXT_FULL },
-        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 64 },
+        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 64, .yield_us = 5 },
         { .ranks = 8, .context_mode = MOK_CONTEXT_RECOMPUTE, .chaos_delay_us = 10, .blocks = 2 },
     };
     struct problem p;
@@ -184,6 +186,55 @@ static void weight_gradients_are_added_to_what_is_stored(void **state)
     result_free(&got);
     result_free(&want);
     device_group_close(&group);
+    problem_free(&p);
+}
+
+static void must_be_rounded(const struct result *got, const struct result *want, uint32_t arrays, size_t cut)
+{
+    for (int a = RESULT_D_X; a < RESULT_COUNT; a++)
+        for (size_t i = 0; (arrays >> a & 1) && i < want->count[a]; i++) {
+            double value = a < RESULT_D_GATE ? want->array[a][i] : (double)bf16_round((float)want->array[a][i]);
+            if (got->array[a][i] != value)
+                fail_msg("cut %zu: %s[%zu] is %a, must be %a", cut, result_name[a], i, got->array[a][i], value);
+        }
+}
+
+/* Whatever cuts an expert's rows, and also where gradients are no multiples of a tile. */
+static void bf16_weight_gradients_are_the_fp32_ones_rounded_once(void **state)
+{
+    static const struct device_options cuts[] = {
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .flags = MOK_OPF_OVERWRITE_WGRAD },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .ring_rows = 128, .flags = MOK_OPF_OVERWRITE_WGRAD },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 64, .chaos_delay_us = 20 },
+        { .ranks = 2, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 64 },
+    };
+    struct device_options plain = { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .flags = ~0u };
+    struct result want = { 0 }, got;
+    struct device_group group;
+    struct problem p;
+
+    (void)state;
+    larger_problem(&p, 0.0f);
+    for (size_t c = 0; c < sizeof(cuts) / sizeof(cuts[0]); c++) {
+        struct device_options narrow = cuts[c];
+        uint32_t tokens[2] = { p.tokens / cuts[c].ranks, p.tokens - p.tokens / 2 };
+
+        if (plain.flags != cuts[c].flags) {
+            result_free(&want);
+            plain.flags = cuts[c].flags;
+            run(&group, &p, &plain, &p.tokens, 0.25f);
+            device_gradients(&group, 0.0f, &want);
+            device_group_close(&group);
+        }
+        narrow.bf16_gradients = true;
+        run(&group, &p, &narrow, tokens, 0.25f);
+        device_gradients(&group, 0.0f, &got);
+        device_group_close(&group);
+        /* gradients of the shared expert are each rank's own sums */
+        must_be_rounded(&got, &want, cuts[c].ranks > 1 ? (1u << RESULT_D_SHARED_GATE) - 1 : CHECK_ALL, c);
+        result_free(&got);
+    }
+    result_free(&want);
     problem_free(&p);
 }
 
@@ -326,6 +377,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_larger_problem_matches_fp64),
         cmocka_unit_test(every_vector_matches_at_every_ep),
         cmocka_unit_test(weight_gradients_are_added_to_what_is_stored),
+        cmocka_unit_test(bf16_weight_gradients_are_the_fp32_ones_rounded_once),
         cmocka_unit_test(no_setting_changes_a_bit),
         cmocka_unit_test(a_nan_stays_in_its_tokens_rows),
         cmocka_unit_test(no_tokens_at_all_give_zeros),

@@ -2,6 +2,7 @@
 import json, statistics as st, sys
 import torch
 import mokgpu
+from timing import origin
 
 BF = torch.bfloat16
 SHAPES = {"kimi": (7168, 2048, 6, 8), "glm": (6144, 2048, 4, 8), "qwen": (4096, 1024, 8, 10), "dsv4": (7168, 3072, 6, 6)}  # H, I, local experts, K
@@ -71,7 +72,8 @@ for name in sys.argv[2].split(","):
             td.append(w)
     f = 6 * T * K * H * I
     ms, dm = st.median(t), st.median(td)
-    print(json.dumps(dict(what="ep2 on two GPUs", shape=name, same_bits_as_on_one=same, ms=round(ms, 4), min_ms=round(min(t), 4), tflops=round(f / ms * 1e-9, 1),
+    print(json.dumps(dict(origin(), command="two_gpus.py " + " ".join(sys.argv[1:]), op="forward", ep=2, tokens=T, routing="uniform", gflop=f * 1e-9,
+                          what="two GPUs, one process", shape=name, same_bits_as_on_one=same, ms=round(ms, 4), min_ms=round(min(t), 4), tflops=round(f / ms * 1e-9, 1),
                           dense_ms=round(dm, 4), share_of_dense=round(f / ms / (2 * 8192**3 / dm), 3))), flush=True)
     two.close()
     del one, two, data

@@ -58,6 +58,11 @@ static void widen_f32(double *to, mok_buffer *buffer, size_t count)
         to[i] = (double)from[i];
 }
 
+static void widen_gradient(double *to, mok_buffer *buffer, size_t count, bool bf16)
+{
+    (bf16 ? widen_bf16 : widen_f32)(to, buffer, count);
+}
+
 static void get_outputs(const struct workload_rank *r, const struct rank_thread *t)
 {
     const struct problem *p = t->problem;
@@ -67,9 +72,9 @@ static void get_outputs(const struct workload_rank *r, const struct rank_thread 
     widen_bf16(a[RESULT_OUT] + row, r->out, (size_t)t->tokens * p->hidden);
     widen_bf16(a[RESULT_D_X] + row, r->d_x, (size_t)t->tokens * p->hidden);
     widen_f32(a[RESULT_D_TOPK_WEIGHT] + slot, r->d_weight, (size_t)t->tokens * p->topk);
-    widen_f32(a[RESULT_D_GATE] + at, r->d_gate, local * expert);
-    widen_f32(a[RESULT_D_UP] + at, r->d_up, local * expert);
-    widen_f32(a[RESULT_D_DOWN] + at, r->d_down, local * expert);
+    widen_gradient(a[RESULT_D_GATE] + at, r->d_gate, local * expert, t->workload.bf16_gradients);
+    widen_gradient(a[RESULT_D_UP] + at, r->d_up, local * expert, t->workload.bf16_gradients);
+    widen_gradient(a[RESULT_D_DOWN] + at, r->d_down, local * expert, t->workload.bf16_gradients);
 }
 
 static void *run_rank(void *argument)
@@ -91,7 +96,7 @@ static void *run_rank(void *argument)
 }
 
 static void run_stack(const struct stack *stack, const struct problem *p, const uint32_t *tokens, uint32_t ep,
-                      uint32_t mode, struct result *result)
+                      uint32_t mode, bool bf16_gradients, struct result *result)
 {
     struct rank_thread t[8];
     uint32_t most = 1, first = 0;
@@ -101,7 +106,8 @@ static void run_stack(const struct stack *stack, const struct problem *p, const 
         t[r] = (struct rank_thread){ .stack = stack, .problem = p, .result = result, .rank = r, .first = first,
                                      .tokens = tokens[r] };
         t[r].workload = (struct workload){ .hidden = p->hidden, .intermediate = p->intermediate, .experts = p->experts,
-                                           .topk = p->topk, .ep = ep, .max_tokens = most, .context_mode = mode, .seed = 1 };
+                                           .topk = p->topk, .ep = ep, .max_tokens = most, .context_mode = mode, .seed = 1,
+                                           .bf16_gradients = bf16_gradients };
         first += tokens[r];
         pthread_create(&t[r].thread, NULL, run_rank, &t[r]);
     }
@@ -127,6 +133,20 @@ static void assert_same_bits(const struct result *got, const struct result *firs
             fail_msg("%s at EP %u differs from EP 1", result_name[a], ep);
 }
 
+static void bf16_gradients_are_the_same_rounded(const struct stack *stack, const struct problem *p, const struct result *f32)
+{
+    uint32_t tokens[2] = { p->tokens / 2, p->tokens - p->tokens / 2 };
+    struct result got;
+
+    result_alloc(p, &got);
+    run_stack(stack, p, tokens, 2, MOK_CONTEXT_FULL, true, &got);
+    for (int a = RESULT_D_GATE; a < RESULT_D_SHARED_GATE; a++)
+        for (size_t i = 0; i < got.count[a]; i++)
+            if (got.array[a][i] != (double)workload_float(workload_bf16((float)f32->array[a][i])))
+                fail_msg("%s[%zu] in BF16 is %a, in FP32 %a", result_name[a], i, got.array[a][i], f32->array[a][i]);
+    result_free(&got);
+}
+
 static void every_output_is_what_the_formulas_say_at_every_ep(void **state)
 {
     (void)state;
@@ -149,7 +169,7 @@ static void every_output_is_what_the_formulas_say_at_every_ep(void **state)
             uint32_t tokens[4];
             problem_cut(problem.tokens, ep, &rng, tokens);
             result_alloc(&problem, &got);
-            run_stack(&stack, &problem, tokens, ep, ep == 2 ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL, &got);
+            run_stack(&stack, &problem, tokens, ep, ep == 2 ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL, false, &got);
             assert_close(&got, &want, ep);
             if (ep == 1) {
                 first = got;
@@ -158,6 +178,7 @@ static void every_output_is_what_the_formulas_say_at_every_ep(void **state)
                 result_free(&got);
             }
         }
+        bf16_gradients_are_the_same_rounded(&stack, &problem, &first);
         result_free(&first);
         result_free(&want);
         problem_free(&problem);

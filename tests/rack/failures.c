@@ -191,6 +191,23 @@ static void a_killed_daemon_ends_its_groups_and_comes_back(void **state)
     form_and_step(rack, "hurt");
 }
 
+static void a_daemon_that_stops_in_order_ends_its_groups_at_once(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct scene scene;
+
+    set_scene(&scene, rack);
+    double since = stack_now_ms();
+    assert_int_equal(stack_stop(&rack->node[2]), 0);
+    end_scene(&scene, rack, "rank 2 is gone: node n2 has left: it was stopped in order", since);
+    pthread_join(scene.hurt[2].thread, NULL);
+    assert_int_equal(scene.hurt[2].code, -MOK_EDAEMON);
+    assert_int_equal(rack_stack_boot(rack, 2), 0);
+    for (unsigned node = 0; node < 3; node++)
+        assert_int_equal(rack_stack_await(rack, node, 2), 0);
+    form_and_step(rack, "hurt");
+}
+
 static void a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on(void **state)
 {
     struct rack_stack *rack = *state;
@@ -399,6 +416,7 @@ int main(void)
         cmocka_unit_test(a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes),
         cmocka_unit_test(hundreds_of_groups_come_and_go_without_growth),
         cmocka_unit_test(a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on),
+        cmocka_unit_test(a_daemon_that_stops_in_order_ends_its_groups_at_once),
         cmocka_unit_test(a_killed_daemon_ends_its_groups_and_comes_back),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -208,6 +208,34 @@ static void ranks_that_do_not_fit_are_refused_with_names_of_ranks_and_nodes(void
     leave_all(seats, 3);
 }
 
+/* Whoever comes first: those who wait for a rank on a node that drains are told, and wait for it no longer. */
+static void ranks_that_wait_for_one_on_a_node_that_drains_are_told(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct seat seats[2];
+    struct joiner j[2];
+
+    for (uint32_t r = 0; r < 2; r++)
+        assert_int_equal(sit(&seats[r], rack->node[r].socket), 0);
+    begin_join(&j[0], &seats[0], "drained", 3, 0, 0, 60000);
+    begin_join(&j[1], &seats[1], "drained", 3, 1, 0, 60000);
+    usleep(100000);
+    assert_int_equal(rack_stack_drain(rack, 2, 1, false), 0);
+    end_join(&j[0], -MOK_EDRAIN, "rank 1 (node n1): device = 0: host0 is being drained");
+    end_join(&j[1], -MOK_EDRAIN, "host0 is being drained");
+    begin_join(&j[0], &seats[0], "drained", 2, 0, 0, 60000);
+    usleep(100000);
+    begin_join(&j[1], &seats[1], "drained", 2, 1, 0, 60000);
+    end_join(&j[1], -MOK_EDRAIN, "host0 is being drained");
+    end_join(&j[0], -MOK_EDRAIN, "rank 1 (node n1): device = 0: host0 is being drained");
+    assert_int_equal(rack_stack_drain(rack, 0, 1, true), 0);
+    begin_join(&j[0], &seats[0], "drained", 2, 0, 0, 60000);
+    begin_join(&j[1], &seats[1], "drained", 2, 1, 0, 60000);
+    end_join(&j[0], 0, "");
+    end_join(&j[1], 0, "");
+    leave_all(seats, 2);
+}
+
 struct maker {
     pthread_t thread;
     mok_group *group;
@@ -341,6 +369,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_and_four_nodes_give_the_bits_of_one),
         cmocka_unit_test(ranks_that_do_not_fit_are_refused_with_names_of_ranks_and_nodes),
+        cmocka_unit_test(ranks_that_wait_for_one_on_a_node_that_drains_are_told),
         cmocka_unit_test(a_layer_on_which_ranks_differ_is_made_nowhere_and_the_next_one_is),
         cmocka_unit_test(memory_that_one_node_does_not_give_is_given_nowhere),
     };

@@ -105,6 +105,25 @@ def two_hosts_are_told_why_they_have_no_group():
         print(f"two hosts: refused after {took:.2f} s")
 
 
+def a_node_of_the_version_before_takes_part(rack, logs):
+    """As in the middle of an upgrade: node 2 speaks the older protocol alone."""
+    rack.stop(2)
+    rack.write_config(2, rack="newest_protocol = 1\n")
+    rack.start(2)
+    rack.wait_all_up()
+    spoken = [rack.view(a, b)["protocol"] for a, b in ((0, 1), (0, 2), (2, 0))]
+    if spoken != [2, 1, 1]:
+        fail(f"the protocols spoken are {spoken}")
+    process = job(rack, "versions", 2, f"{logs}/versions")
+    output = process.communicate(timeout=120)[0]
+    if process.returncode:
+        fail(f"a job over two versions: {output}")
+    rack.stop(2)
+    rack.write_config(2)
+    rack.start(2)
+    rack.wait_all_up()
+
+
 def main():
     two_hosts_are_told_why_they_have_no_group()
     with Rack(3, devices=RANKS) as rack, tempfile.TemporaryDirectory() as logs:
@@ -129,6 +148,9 @@ def main():
         a_loss_ends_the_job(rack, logs, "killed", lambda: rack.kill(2), restart, gone)
         a_loss_ends_the_job(rack, logs, "stopped", lambda: rack.signal(2, signal.SIGSTOP),
                             lambda: rack.signal(2, signal.SIGCONT), gone)
+        a_loss_ends_the_job(rack, logs, "left", lambda: rack.stop(2), restart,
+                            ["node n2 has left: it was stopped in order"])
+        a_node_of_the_version_before_takes_part(rack, logs)
         for i in range(3):
             if rack.stop(i) != 0:
                 fail(f"n{i} did not end in order")

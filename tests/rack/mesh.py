@@ -194,9 +194,11 @@ def a_reload_with_an_error_changes_nothing(rack):
     rack.write_config(0)
 
 
-def a_node_that_ends_in_order_ends_at_once(rack):
+def a_node_that_ends_in_order_has_left_and_is_not_lost(rack):
     others = untouched(rack, 0, 1)
     expect(rack.stop(2) == 0, "mokd did not end in order")
+    rack.wait("n2 has left", lambda: rack.state(0, 2) == "left" and rack.state(1, 2) == "left")
+    expect("stopped in order" in rack.view(0, 2)["error"], str(rack.view(0, 2)))
     rack.start(2)
     rack.wait_all_up()
     others()
@@ -214,7 +216,7 @@ SCENARIOS = [
     a_peer_with_a_key_that_sends_garbage_hurts_itself_alone,
     a_reload_removes_a_node_and_adds_it_again,
     a_reload_with_an_error_changes_nothing,
-    a_node_that_ends_in_order_ends_at_once,
+    a_node_that_ends_in_order_has_left_and_is_not_lost,
 ]
 
 

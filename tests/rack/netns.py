@@ -140,15 +140,15 @@ class Rack:
     def socket(self, i):
         return f"{self.dir}/n{i}/mokd.sock"
 
-    def write_config(self, i, inventory=None, more=""):
-        """The configuration of node i; `inventory`: the nodes that it knows."""
+    def write_config(self, i, inventory=None, more="", rack=""):
+        """The configuration of node i; `inventory`: the nodes that it knows; `rack`: more lines of [rack]."""
         if inventory is not None:
             self.inventory[i] = inventory
         text = "[daemon]\nlog_level = debug\n"
         for d in range(self.devices):
             text += f"[device host{d}]\nthreads = 1\nmemory = {self.memory}\n"
         text += f"[rack]\nnode = n{i}\nkey = {self.dir}/n{i}/rack.key\n"
-        text += f"heartbeat_ms = {self.heartbeat_ms}\ntimeout_ms = {self.timeout_ms}\n"
+        text += f"heartbeat_ms = {self.heartbeat_ms}\ntimeout_ms = {self.timeout_ms}\n{rack}"
         if self.link_domain:
             text += f"link_domain = {self.link_domain}\n"
         for n in self.inventory[i]:

@@ -58,7 +58,11 @@ static int make_inventory(struct rack_stack *rack)
 static int start_node(struct rack_stack *rack, unsigned node)
 {
     char *extra = NULL;
-    struct stack_options options = { .devices = rack->options.devices ? rack->options.devices : 1,
+    const struct rack_stack_options *asked = &rack->options;
+    struct stack_options options = { .devices = asked->devices || asked->gpus ? asked->devices : 1,
+                                     .gpus = asked->gpus,
+                                     .gpu_first = asked->gpu_spread ? node % asked->gpu_spread : 0,
+                                     .daemon = asked->daemon,
                                      .poll_us = 20,
                                      .chaos_delay_us = rack->options.chaos_delay_us };
 
@@ -132,6 +136,26 @@ int rack_stack_await(struct rack_stack *rack, unsigned of, unsigned count)
     fprintf(stderr, "node n%u does not see %u others, but %u\n", of, count, count_up(&rack->node[of]));
     stack_print_log(&rack->node[of]);
     return -1;
+}
+
+int rack_stack_drain(struct rack_stack *rack, unsigned at, unsigned node, int undo)
+{
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__Drain body = MOK__DRAIN__INIT;
+    Mok__Reply *reply = NULL;
+    char name[16];
+
+    snprintf(name, sizeof(name), "n%u", node);
+    body.on = name;
+    body.node = true;
+    body.undo = undo;
+    request.body_case = MOK__REQUEST__BODY_DRAIN_ON;
+    request.drain_on = &body;
+    if (ask(&rack->node[at], &request, &reply) < 0)
+        return -1;
+    int code = reply->code;
+    mok_wire_free(&reply->base);
+    return code;
 }
 
 /* ------------------------------------------------------------------ the rack */

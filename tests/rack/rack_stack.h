@@ -15,7 +15,10 @@ struct rack_stack_options {
     unsigned devices;                  /* of each node; 0: 1 */
     unsigned heartbeat_ms, timeout_ms; /* 0: 100 and 1000 */
     unsigned chaos_delay_us;
-    const char *extra; /* more configuration, of all nodes; may be NULL */
+    unsigned gpus;         /* CUDA devices of each node; devices 0 then means 0 */
+    unsigned gpu_spread;   /* GPUs that the nodes are spread over; 0: 1 */
+    const char *daemon;    /* more lines of [daemon], of all nodes; may be NULL */
+    const char *extra;     /* more configuration, of all nodes; may be NULL */
 };
 
 struct rack_stack {
@@ -34,6 +37,8 @@ int rack_stack_boot(struct rack_stack *rack, unsigned node);
 void rack_stack_kill(struct rack_stack *rack, unsigned node);
 /* Waits until node `of` says that `count` other nodes are up; 0, or -1. */
 int rack_stack_await(struct rack_stack *rack, unsigned of, unsigned count);
+/* Node `at` is told to drain, or with `undo` to open, all devices of another; 0, or what it answers. */
+int rack_stack_drain(struct rack_stack *rack, unsigned at, unsigned node, int undo);
 /* 0 when all that still live ended in order. */
 int rack_stack_stop(struct rack_stack *rack);
 

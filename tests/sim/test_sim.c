@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "cost.h"
+#include "forming.h"
 #include "world.h"
 
 #ifdef MOK_SANITIZED
@@ -110,6 +111,61 @@ static void ranks_visit_each_other_evenly(void **state)
     }
 }
 
+/* ------------------------------------------------------------------ groups over nodes */
+
+static struct forming_options groups(uint32_t nodes, enum world_order order, uint64_t seed)
+{
+    return (struct forming_options){ .nodes = nodes, .devices = 4, .jobs = 3, .calls = 4, .order = order, .seed = seed };
+}
+
+static void groups_of_72_ranks_form_at_the_same_time_in_any_order_and_leave_nothing(void **state)
+{
+    (void)state;
+    for (int order = WORLD_SAME; order <= WORLD_RANDOM; order++)
+        for (uint64_t seed = 1; seed <= 3; seed++) {
+            struct forming_options o = groups(18, (enum world_order)order, seed);
+            struct forming_result result;
+            assert_int_equal(forming_run(&o, &result), 0);
+            assert_true(result.done);
+            assert_int_equal(result.formed, o.jobs);
+            assert_int_equal(result.ended, 0);
+            assert_int_equal(result.left, 0);
+            assert_true(result.form_ns < 10000000);
+        }
+}
+
+/* A join and each call once a rank; what is formed, and prepare, prepared and verdict of each call once a node. */
+static void messages_of_a_group_grow_with_its_ranks_and_nodes(void **state)
+{
+    (void)state;
+    for (uint32_t nodes = 1; nodes <= 18; nodes += nodes < 4 ? 1 : 7) {
+        struct forming_options o = groups(nodes, WORLD_RANDOM, 7);
+        struct forming_result result;
+        uint64_t ranks = (uint64_t)nodes * o.devices;
+        assert_int_equal(forming_run(&o, &result), 0);
+        assert_true(result.done);
+        assert_true(result.messages <= o.jobs * (ranks * (1 + o.calls) + nodes * (1 + 3 * (1 + o.calls))));
+        if (nodes == 1)
+            assert_int_equal(result.messages, 0);
+    }
+}
+
+static void a_node_that_dies_in_the_middle_ends_the_groups_on_all_and_they_form_again(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 5; seed++) {
+        struct forming_options o = groups(seed == 1 ? 18 : 5, WORLD_RANDOM, seed);
+        struct forming_result result;
+        o.calls = 200; /* so that none is done before */
+        o.kill = true;
+        assert_int_equal(forming_run(&o, &result), 0);
+        assert_true(result.done);
+        assert_int_equal(result.ended, o.jobs * (o.nodes - 1)); /* on each that lives, once */
+        assert_int_equal(result.left, 0);
+        assert_true(result.told_ns < 1000000); /* the first who knows tells the others */
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -119,6 +175,9 @@ int main(void)
         cmocka_unit_test(control_traffic_of_a_rank_grows_with_the_number_of_its_peers),
         cmocka_unit_test(a_schedule_looks_at_every_slot_twice_whatever_the_number_of_ranks),
         cmocka_unit_test(ranks_visit_each_other_evenly),
+        cmocka_unit_test(groups_of_72_ranks_form_at_the_same_time_in_any_order_and_leave_nothing),
+        cmocka_unit_test(messages_of_a_group_grow_with_its_ranks_and_nodes),
+        cmocka_unit_test(a_node_that_dies_in_the_middle_ends_the_groups_on_all_and_they_form_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,6 +19,7 @@ struct stack_options {
     unsigned chaos_delay_us; /* random delays in the workers */
     unsigned gpus;           /* CUDA devices; devices 0 then means 0 */
     unsigned gpu_spread;     /* GPUs that they are spread over; 0: 1 */
+    unsigned gpu_first;      /* the first of those */
     unsigned gpu_gib;        /* memory of each; 0: 16 */
     unsigned gpu_blocks;     /* thread blocks of their kernels; 0: one an SM */
     const char *daemon;      /* more lines of [daemon]; may be NULL */

@@ -171,7 +171,7 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
 {
     const struct workload *p = r->problem;
     uint64_t h = p->hidden, local = p->experts / p->ep, t = p->max_tokens, k = p->topk, is = p->shared_intermediate;
-    uint64_t expert = local * p->intermediate * h;
+    uint64_t expert = local * p->intermediate * h, grad = p->bf16_gradients ? 2 : 4;
     uint64_t context = p->context_mode == MOK_CONTEXT_RECOMPUTE ? memory->context_recompute_bytes
                                                                  : memory->context_full_bytes;
     bool both = !p->forward_only;
@@ -182,9 +182,9 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
     } wanted[] = {
         { &r->ids, t * k * 4, false },      { &r->weight, t * k * 4, false },   { &r->out, t * h * 2, false },     { &r->d_x, t * h * 2, true },
         { &r->d_weight, t * k * 4, true }, { &r->context, context, false },    { &r->gate, expert * 2, false },   { &r->up, expert * 2, false },
-        { &r->down, expert * 2, false },    { &r->d_gate, expert * 4, true },  { &r->d_up, expert * 4, true },   { &r->d_down, expert * 4, true },
-        { &r->s_gate, is * h * 2, false },  { &r->s_up, is * h * 2, false },    { &r->s_down, is * h * 2, false }, { &r->d_s_gate, is * h * 4, true },
-        { &r->d_s_up, is * h * 4, true },  { &r->d_s_down, is * h * 4, true },
+        { &r->down, expert * 2, false },    { &r->d_gate, expert * grad, true },  { &r->d_up, expert * grad, true },   { &r->d_down, expert * grad, true },
+        { &r->s_gate, is * h * 2, false },  { &r->s_up, is * h * 2, false },    { &r->s_down, is * h * 2, false }, { &r->d_s_gate, is * h * grad, true },
+        { &r->d_s_up, is * h * grad, true },  { &r->d_s_down, is * h * grad, true },
     };
     int code = mok_buffer_alloc_symmetric(r->group, t * h * 2, 0, &r->x);
     if (code == 0 && both)
@@ -224,7 +224,8 @@ int workload_open(struct workload_rank *r, const struct workload *p, uint32_t in
                              .experts = p->experts, .topk = p->topk, .max_tokens = p->max_tokens,
                              .precision = p->precision ? p->precision : MOK_BF16, .shared_intermediate = p->shared_intermediate,
                              .clamp = p->clamp, .ring_bytes = p->ring_bytes, .minibatch_rows = p->minibatch_rows,
-                             .comm_units = p->comm_units };
+                             .comm_units = p->comm_units,
+                             .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : MOK_DTYPE_F32 };
     mok_layer_memory memory;
     int code = mok_session_open(&so, &r->session);
     if (code == 0)

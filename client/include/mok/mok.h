@@ -206,12 +206,6 @@ typedef struct mok_view {
 
 /* ------------------------------------------------------------------ MXFP8 tensors */
 
-/** Type of a tensor's values in memory. */
-enum mok_dtype {
-    MOK_DTYPE_BF16 = 1,
-    MOK_DTYPE_F32 = 2,
-};
-
 #define MOK_QUANTIZE_TRANSPOSE (1u << 0) /**< quantise and store the transpose of each matrix */
 #define MOK_QUANTIZE_TILES (1u << 1)     /**< MOK_MXFP8_PER128: tiles of 128 x 128 values share a scale, for weights */
 
@@ -273,6 +267,7 @@ typedef struct mok_layer_options {
     uint64_t ring_bytes;          /**< token ring, at least a tile of rows, else MOK_ERANGE; 0: the plan's choice */
     uint32_t minibatch_rows;      /**< rounded up to whole tiles, at most the ring; 0: the plan's choice */
     uint32_t comm_units;          /**< 0: the plan's choice */
+    uint32_t gradient_dtype;      /**< of all weight gradients, enum mok_dtype; 0: MOK_DTYPE_F32 */
 } mok_layer_options;
 
 /** Exact bytes. */
@@ -288,7 +283,12 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
 /**
  * Creates a layer; collective, same options and same order on all ranks. `timeout_ms` until all ranks have asked; 0:
  * waits for ever. mok_layer_describe tells the tiles, ring and minibatch that the plan came to.
- * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_EMISMATCH names the ranks and the option that
+ *
+ * Weight gradients are sums in FP32 whatever their type. MOK_DTYPE_BF16: a backward reads the stored value, adds all of the
+ * pass to it in FP32 and rounds once, so the result does not depend on ring or minibatch; the workspace keeps the sums
+ * of an expert whose rows come in several pieces, private_bytes says how much that takes. Over many backwards that
+ * add up FP32 is the better choice: each rounds once more.
+ * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_ENOTSUP gradient_dtype with an older mokd; MOK_EMISMATCH names the ranks and the option that
  * differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
  */
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
@@ -301,18 +301,21 @@ int mok_layer_destroy(mok_layer *layer);
 /** Copies the plan, "what = value (reason)" lines, and returns the length without the terminator, as snprintf. */
 int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacity);
 
-/** Parameters and weight gradients; absent ones stay unbound (a forward needs no gradients). */
+/**
+ * Parameters and weight gradients; absent ones stay unbound (a forward needs no gradients). Gradients are F32, with
+ * gradient_dtype MOK_DTYPE_BF16 all six of them BF16.
+ */
 typedef struct mok_layer_params {
     size_t size;    /**< sizeof(mok_layer_params) */
     mok_view gate;  /**< BF16 [E_l][I][H], MXFP8: E4M3 */
     mok_view up;    /**< BF16 [E_l][I][H], MXFP8: E4M3 */
     mok_view down;  /**< BF16 [E_l][H][I], MXFP8: E4M3 */
-    mok_view d_gate; /**< F32 [E_l][I][H], accumulated into */
-    mok_view d_up;   /**< F32 [E_l][I][H] */
-    mok_view d_down; /**< F32 [E_l][H][I] */
+    mok_view d_gate; /**< [E_l][I][H], accumulated into */
+    mok_view d_up;   /**< [E_l][I][H] */
+    mok_view d_down; /**< [E_l][H][I] */
     mok_view shared_gate, shared_up; /**< BF16 [Is][H] */
     mok_view shared_down;            /**< BF16 [H][Is] */
-    mok_view d_shared_gate, d_shared_up, d_shared_down; /**< F32, this rank's tokens only */
+    mok_view d_shared_gate, d_shared_up, d_shared_down; /**< this rank's tokens only */
     mok_view gate_scale, up_scale, down_scale;          /**< MXFP8: E8M0 */
 } mok_layer_params;
 

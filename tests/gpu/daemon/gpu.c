@@ -37,14 +37,32 @@ int gpu_mps(void)
     return getenv("MOK_TEST_MPS_PIPE") != NULL;
 }
 
+unsigned gpu_count(void)
+{
+    char path[32];
+    unsigned count = 0;
+
+    do
+        snprintf(path, sizeof(path), "/dev/nvidia%u", count);
+    while (access(path, F_OK) == 0 && ++count < 64);
+    return count ? count : 1;
+}
+
+const char *gpu_daemon_lines(void)
+{
+    static char lines[400];
+
+    if (!gpu_mps())
+        return NULL;
+    snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s", getenv("MOK_TEST_MPS_PIPE"));
+    return lines;
+}
+
 int gpu_stack_start(struct stack *stack, unsigned gpus, unsigned hosts)
 {
-    struct stack_options options = { .gpus = gpus, .devices = hosts, .threads = 2, .poll_us = 100 };
-    char lines[400];
+    struct stack_options options = {
+        .gpus = gpus, .devices = hosts, .threads = 2, .poll_us = 100, .daemon = gpu_daemon_lines()
+    };
 
-    if (gpu_mps()) {
-        snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s", getenv("MOK_TEST_MPS_PIPE"));
-        options.daemon = lines;
-    }
     return stack_start(stack, &options);
 }

@@ -6,9 +6,10 @@
 # Changes no setting of the GPU. Exit code 0 only if every test passed; 77 where there is no GPU.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+. "$here/carried.sh"
 
 programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon
-    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_stream tests/gpu/daemon/gpu_death
+    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_stream tests/gpu/daemon/gpu_rack tests/gpu/daemon/gpu_death
     tests/gpu/daemon/gpu_own_mps
     tests/bench/mok-bench)
 
@@ -25,32 +26,10 @@ pack() {
             strip -o "$folder/build/lib/$(basename "$library")" "$library" 2>/dev/null ||
                 cp -L "$library" "$folder/build/lib/"
         done
-    cp "$0" "$folder/run.sh"
+    cp "$here/run.sh" "$here/carried.sh" "$folder/"
     tar -C "$folder" -cJf "$folder/build.tar.xz" build
     rm -rf "$folder/build"
     du -sh "$folder/build.tar.xz"
-}
-
-unpack() {
-    export MOK_BUILD_DIR=${MOK_GPU_DIR:-/tmp/mok-gpu}/build
-    if [[ ! -d $MOK_BUILD_DIR ]]; then
-        mkdir -p "$(dirname "$MOK_BUILD_DIR")"
-        tar -C "$(dirname "$MOK_BUILD_DIR")" -xJf "$here/build.tar.xz"
-    fi
-    export LD_LIBRARY_PATH=$MOK_BUILD_DIR/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} OPENBLAS_NUM_THREADS=1
-}
-
-mps_start() {
-    export CUDA_MPS_PIPE_DIRECTORY=$MOK_BUILD_DIR/mps CUDA_MPS_LOG_DIRECTORY=$MOK_BUILD_DIR/mps-log
-    mkdir -p "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
-    nvidia-cuda-mps-control -d
-    export MOK_TEST_MPS_PIPE=$CUDA_MPS_PIPE_DIRECTORY
-    unset CUDA_MPS_PIPE_DIRECTORY # libmok is to find it by itself
-}
-
-mps_stop() {
-    echo quit | CUDA_MPS_PIPE_DIRECTORY=$MOK_TEST_MPS_PIPE timeout 20 nvidia-cuda-mps-control || true
-    unset MOK_TEST_MPS_PIPE
 }
 
 run_test() {
@@ -73,6 +52,7 @@ run_tests() {
     run_test gpu_daemon
     run_test gpu_daemon_backward
     run_test gpu_stream
+    run_test gpu_rack
     run_test gpu_death
     run_test gpu_own_mps
     if [[ $mps == yes ]]; then
@@ -80,6 +60,7 @@ run_tests() {
         run_test gpu_daemon
         run_test gpu_daemon_backward
         run_test gpu_stream
+        run_test gpu_rack
         run_test gpu_death
         mps_stop
     fi
@@ -89,7 +70,7 @@ run_tests() {
 
 case ${1-} in
 pack) pack "$2" "$3" ;;
-test) shift; unpack; run_tests "$@" ;;
-bench) shift; unpack; "$MOK_BUILD_DIR/tests/bench/mok-bench" layer --engine cuda "$@" ;;
+test) shift; carried_unpack "$here"; run_tests "$@" ;;
+bench) shift; carried_unpack "$here"; "$MOK_BUILD_DIR/tests/bench/mok-bench" layer --engine cuda "$@" ;;
 *) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -405,6 +405,7 @@ static void spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret)
     ret->ring_bytes = spec->ring_bytes;
     ret->minibatch_rows = spec->minibatch_rows;
     ret->comm_units = spec->comm_units;
+    ret->gradient_dtype = spec->gradient_dtype;
 }
 
 static void layer_open_rank(struct layer *layer, uint32_t rank, const int *fds)

@@ -47,6 +47,7 @@ static void on_state(void *cookie, uint32_t from, enum rack_state before, enum r
     if (now == RACK_UP && before != RACK_SUSPECT)
         node->ups++;
     node->losses += now == RACK_LOST;
+    node->leaves += now == RACK_LEFT;
     node->suspicions += now == RACK_SUSPECT;
     if (now != RACK_UP)
         snprintf(node->reason, sizeof(node->reason), "%s", reason);
@@ -153,6 +154,12 @@ void rack_net_stop(struct rack_net *net, uint32_t number)
 {
     rack_stop(net->node[number].rack);
     net->node[number].rack = NULL;
+}
+
+void rack_net_leave(struct rack_net *net, uint32_t number)
+{
+    rack_leave(net->node[number].rack);
+    rack_net_stop(net, number);
 }
 
 void rack_net_close(struct rack_net *net)

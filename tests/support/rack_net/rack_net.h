@@ -21,7 +21,7 @@ struct rack_net_node {
     /* What was called back. */
     uint64_t messages, last_number;
     bool out_of_order; /* pings have the numbers 1, 2, 3 ... since it was up */
-    unsigned ups, losses, suspicions, drains, added, removed;
+    unsigned ups, losses, leaves, suspicions, drains, added, removed;
     char reason[RACK_MAX_TEXT]; /* of the last loss or suspicion */
 };
 
@@ -37,6 +37,7 @@ void rack_net_open(struct rack_net *net, uint32_t size);
 void rack_net_start(struct rack_net *net, uint32_t number); /* a new boot each time; aborts when it fails */
 void rack_net_start_all(struct rack_net *net);
 void rack_net_stop(struct rack_net *net, uint32_t number);
+void rack_net_leave(struct rack_net *net, uint32_t number); /* says goodbye, then stops at once */
 void rack_net_close(struct rack_net *net); /* stops all, removes the directory */
 
 /* Turns the loop until `done`; aborts with `what` when that takes a minute. */

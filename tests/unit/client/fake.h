@@ -48,6 +48,7 @@ struct fake {
     int refusal;
     bool stop, let_go;
     bool idle;          /* takes no submission */
+    bool old;           /* knows no features */
     bool hold;          /* takes and does not complete */
     bool keep;          /* the memory it sends stays open here until its next answer */
     uint32_t entries;   /* of queues, instead of what was asked; 0: as asked */

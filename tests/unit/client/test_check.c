@@ -75,7 +75,7 @@ static void a_newer_program_s_larger_options_are_refused_when_the_rest_means_som
     Mok__LayerSpec ret;
     (void)state;
     from.known.size = sizeof(from);
-    assert_fails(check_layer_options(&from.known, 2, &ret), MOK_ESIZE, "is not zero; this library knows 56 bytes");
+    assert_fails(check_layer_options(&from.known, 2, &ret), MOK_ESIZE, "is not zero; this library knows 64 bytes");
 }
 
 /* ------------------------------------------------------------------ sessions and groups */
@@ -163,6 +163,7 @@ static void each_layer_option_out_of_its_range_is_named_with_value_and_bound(voi
         { FIELD(max_tokens), 16777217, MOK_ERANGE, "max_tokens is 16777217, must be 1..16777216" },
         { FIELD(precision), 0, MOK_EDTYPE, "precision is 0" },
         { FIELD(precision), 4, MOK_EDTYPE, "precision is 4" },
+        { FIELD(gradient_dtype), 3, MOK_EDTYPE, "gradient_dtype is 3, must be 0, 2 (F32) or 1 (BF16)" },
     };
     Mok__LayerSpec ret;
     (void)state;

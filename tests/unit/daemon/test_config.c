@@ -428,6 +428,7 @@ static void what_is_wrong_with_a_rack_is_named(void **state)
     expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.1:7117\npublic_key = " KEY2 "\n", 0,
                    "[node n3]: has the name, address or public key of [node n1]");
     expect_refusal(DEVICE "[rack]\nnode = n1\nkey = /k\nheartbeat_ms = 1\n", 5, "must be in 10..60000");
+    expect_refusal(DEVICE "[rack]\nnode = n1\nkey = /k\nnewest_protocol = 3\n", 5, "must be in 1..2");
     expect_refusal(DEVICE RACK "[rack]\n", 11, "the section is there twice");
 }
 

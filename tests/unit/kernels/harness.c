@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "mx.h"
+#include "plain_bf16.h"
 #include "util.h"
 
 /* Engine threads ring; the driver sleeps until then. */
@@ -122,6 +123,7 @@ struct mok_layer_spec layer_spec(const struct harness *h, const struct problem *
         .ring_bytes = options->ring_bytes,
         .minibatch_rows = options->minibatch_rows,
         .comm_units = options->comm_units,
+        .gradient_dtype = options->bf16_gradients ? MOK_DTYPE_BF16 : 0,
     };
 }
 
@@ -174,6 +176,7 @@ static void params_open(struct layer *layer, const struct problem *p, uint32_t r
     struct params *params = &layer->params[r];
     size_t experts = problem_expert_elements(p) * layer->local_experts;
     size_t shared = (size_t)p->shared_intermediate * p->hidden;
+    size_t gradient = mok_spec_bf16_gradients(&layer->plan[r].spec) ? sizeof(uint16_t) : sizeof(float);
     struct guarded *expert_gradients[] = { &params->d_gate, &params->d_up, &params->d_down };
     struct guarded *shared_gradients[] = { &params->d_shared_gate, &params->d_shared_up, &params->d_shared_down };
 
@@ -181,14 +184,14 @@ static void params_open(struct layer *layer, const struct problem *p, uint32_t r
     open_expert_parameter(layer, p->up, r, p->intermediate, p->hidden, &params->up, &params->up_scale);
     open_expert_parameter(layer, p->down, r, p->hidden, p->intermediate, &params->down, &params->down_scale);
     for (size_t i = 0; i < ARRAY_SIZE(expert_gradients); i++)
-        *expert_gradients[i] = filled(NULL, experts * sizeof(float), layer->sparse);
+        *expert_gradients[i] = filled(NULL, experts * gradient, layer->sparse);
     if (!shared)
         return;
     params->shared_gate = filled(p->shared_gate, shared * sizeof(uint16_t), false);
     params->shared_up = filled(p->shared_up, shared * sizeof(uint16_t), false);
     params->shared_down = filled(p->shared_down, shared * sizeof(uint16_t), false);
     for (size_t i = 0; i < ARRAY_SIZE(shared_gradients); i++)
-        *shared_gradients[i] = filled(NULL, shared * sizeof(float), false);
+        *shared_gradients[i] = filled(NULL, shared * gradient, false);
 }
 
 static void each_gradient(struct layer *layer, void (*act)(struct guarded *))
@@ -217,6 +220,26 @@ static void poison_memory(struct guarded *memory)
 void layer_zero_gradients(struct layer *layer)
 {
     each_gradient(layer, zero_memory);
+}
+
+void layer_start_gradients(struct layer *layer, float start)
+{
+    for (uint32_t r = 0; r < layer->ranks; r++) {
+        struct params *p = &layer->params[r];
+        struct guarded *all[] = { &p->d_gate,        &p->d_up,        &p->d_down,
+                                  &p->d_shared_gate, &p->d_shared_up, &p->d_shared_down };
+        bool narrow = mok_spec_bf16_gradients(&layer->plan[r].spec);
+        for (size_t a = 0; a < ARRAY_SIZE(all); a++) {
+            size_t count = all[a]->bytes / (narrow ? 2 : 4), first = a < 3 ? r * count : 0;
+            for (size_t i = 0; i < count; i++) {
+                float value = start * (float)((int)((first + i) % 7) - 3);
+                if (narrow)
+                    ((uint16_t *)(void *)all[a]->data)[i] = bf16_from_float(value);
+                else
+                    ((float *)(void *)all[a]->data)[i] = value;
+            }
+        }
+    }
 }
 
 void layer_poison_gradients(struct layer *layer)

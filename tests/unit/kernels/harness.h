@@ -34,6 +34,7 @@ struct layer_options {
     uint32_t minibatch_rows, comm_units;
     uint32_t precision;  /* 0: MOK_BF16; MXFP8: expert parameters are quantised on the way in */
     uint32_t max_tokens; /* 0: all tokens of the problem, so that any split fits */
+    bool bf16_gradients; /* weight gradients are BF16 */
     bool sparse;         /* all memory without reservation, not poisoned, for sizes beyond memory; inputs may be NULL */
 };
 
@@ -120,6 +121,8 @@ uint64_t smallest_ring(const struct harness *harness, const struct mok_layer_spe
 struct layer *layer_open(struct harness *harness, const struct problem *problem, const struct layer_options *options);
 void layer_close(struct layer *layer);
 void layer_zero_gradients(struct layer *layer);
+/* Element i of each, over all ranks' experts, gets start * (i % 7 - 3). */
+void layer_start_gradients(struct layer *layer, float start);
 void layer_poison_gradients(struct layer *layer);
 
 /* `tokens`: [ranks], how many consecutive tokens of the problem each rank has; NULL: split evenly. */
@@ -153,7 +156,8 @@ struct run_options {
     struct layer_options layer;
     const uint32_t *tokens;
     uint32_t context_mode; /* MOK_CONTEXT_FULL or MOK_CONTEXT_RECOMPUTE; 0: full */
-    bool overwrite;        /* weight gradients start as NaN and are overwritten; else they start as 0 */
+    bool overwrite;        /* weight gradients start as NaN and are overwritten; else they start as `start` */
+    float start;           /* times small whole numbers, so that neighbours differ */
 };
 void run_problem(const struct problem *problem, const struct run_options *options, struct result *ret);
 

@@ -134,12 +134,12 @@ static struct mok_expert_params bind(const struct params *p)
         .shared_gate = p->shared_gate.data,
         .shared_up = p->shared_up.data,
         .shared_down = p->shared_down.data,
-        .d_gate = (float *)(void *)p->d_gate.data,
-        .d_up = (float *)(void *)p->d_up.data,
-        .d_down = (float *)(void *)p->d_down.data,
-        .d_shared_gate = (float *)(void *)p->d_shared_gate.data,
-        .d_shared_up = (float *)(void *)p->d_shared_up.data,
-        .d_shared_down = (float *)(void *)p->d_shared_down.data,
+        .d_gate = p->d_gate.data,
+        .d_up = p->d_up.data,
+        .d_down = p->d_down.data,
+        .d_shared_gate = p->d_shared_gate.data,
+        .d_shared_up = p->d_shared_up.data,
+        .d_shared_down = p->d_shared_down.data,
     };
 }
 
@@ -242,6 +242,16 @@ static void widen_float(double *to, const struct guarded *from, bool add)
     }
 }
 
+static void widen_gradient(double *to, const struct guarded *from, bool narrow, bool add)
+{
+    if (!narrow)
+        return widen_float(to, from, add);
+    for (size_t i = 0; i < from->bytes / 2; i++) {
+        double value = (double)bf16_to_float(((const uint16_t *)(const void *)from->data)[i]);
+        to[i] = add ? to[i] + value : value;
+    }
+}
+
 void tensors_collect(const struct tensors *t, const struct problem *p, struct result *ret)
 {
     size_t slice = problem_expert_elements(p) * t->layer->local_experts;
@@ -249,15 +259,16 @@ void tensors_collect(const struct tensors *t, const struct problem *p, struct re
     result_alloc(p, ret);
     for (uint32_t r = 0; r < t->layer->ranks; r++) {
         const struct params *params = &t->layer->params[r];
+        bool narrow = mok_spec_bf16_gradients(&t->layer->plan[r].spec);
         widen_bf16(ret->array[RESULT_OUT] + t->first[r] * p->hidden, &t->out[r]);
         widen_bf16(ret->array[RESULT_D_X] + t->first[r] * p->hidden, &t->d_x[r]);
         widen_float(ret->array[RESULT_D_TOPK_WEIGHT] + t->first[r] * p->topk, &t->d_topk_weight[r], false);
-        widen_float(ret->array[RESULT_D_GATE] + r * slice, &params->d_gate, false);
-        widen_float(ret->array[RESULT_D_UP] + r * slice, &params->d_up, false);
-        widen_float(ret->array[RESULT_D_DOWN] + r * slice, &params->d_down, false);
-        widen_float(ret->array[RESULT_D_SHARED_GATE], &params->d_shared_gate, r > 0);
-        widen_float(ret->array[RESULT_D_SHARED_UP], &params->d_shared_up, r > 0);
-        widen_float(ret->array[RESULT_D_SHARED_DOWN], &params->d_shared_down, r > 0);
+        widen_gradient(ret->array[RESULT_D_GATE] + r * slice, &params->d_gate, narrow, false);
+        widen_gradient(ret->array[RESULT_D_UP] + r * slice, &params->d_up, narrow, false);
+        widen_gradient(ret->array[RESULT_D_DOWN] + r * slice, &params->d_down, narrow, false);
+        widen_gradient(ret->array[RESULT_D_SHARED_GATE], &params->d_shared_gate, narrow, r > 0);
+        widen_gradient(ret->array[RESULT_D_SHARED_UP], &params->d_shared_up, narrow, r > 0);
+        widen_gradient(ret->array[RESULT_D_SHARED_DOWN], &params->d_shared_down, narrow, r > 0);
     }
 }
 
@@ -272,6 +283,8 @@ void run_problem(const struct problem *p, const struct run_options *options, str
 
     if (options->overwrite)
         layer_poison_gradients(layer);
+    else
+        layer_start_gradients(layer, options->start);
     harness_drive(h);
     operation_expect_success(forward);
     operation_expect_success(backward);

@@ -236,9 +236,9 @@ void rack_cut(struct rack *rack, uint32_t a, uint32_t b)
 {
     clear(rack, a, b);
     clear(rack, b, a);
-    group_node_peer_lost(&rack->node[a].node, b, "no heartbeat for 900 ms", rack->now_ms);
+    group_node_peer_lost(&rack->node[a].node, b, "was lost: no heartbeat for 900 ms", rack->now_ms);
     clear(rack, a, b);
-    group_node_peer_lost(&rack->node[b].node, a, "no heartbeat for 900 ms", rack->now_ms);
+    group_node_peer_lost(&rack->node[b].node, a, "was lost: no heartbeat for 900 ms", rack->now_ms);
     clear(rack, b, a);
 }
 
@@ -259,7 +259,7 @@ void rack_kill(struct rack *rack, uint32_t a)
             continue;
         clear(rack, a, b);
         clear(rack, b, a);
-        group_node_peer_lost(&rack->node[b].node, a, "restarted", rack->now_ms);
+        group_node_peer_lost(&rack->node[b].node, a, "was lost: restarted", rack->now_ms);
     }
 }
 

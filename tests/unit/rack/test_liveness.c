@@ -398,6 +398,54 @@ static void a_peer_that_steps_down_to_a_version_we_do_not_speak_is_lost(void **s
     assert_int_equal(a.peer.state, RACK_LOST);
 }
 
+/* ------------------------------------------------------------------ leaving */
+
+static struct packet goodbye_of(struct node *from)
+{
+    Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
+    Mok__RackGoodbye body = MOK__RACK_GOODBYE__INIT;
+
+    frame.body_case = MOK__RACK_FRAME__BODY_GOODBYE;
+    frame.goodbye = &body;
+    rack_peer_stamp(&from->self, &from->peer, &frame, 0, at(from).now_ns);
+    rack_peer_sent(&from->peer);
+    return pack(from, &frame);
+}
+
+static void who_says_goodbye_has_left_at_once_and_all_it_had_is_void(void **state)
+{
+    (void)state;
+    rise();
+    uint64_t epoch = b.peer.epoch;
+    struct packet late_beat = beat_of(&a), late_command = command_of(&a, 0), goodbye = goodbye_of(&a);
+
+    assert_int_equal(hear(&b, late_command), RACK_VERDICT_DELIVER);
+    hear(&b, goodbye);
+    assert_int_equal(b.peer.state, RACK_LEFT);
+    assert_int_equal(b.peer.epoch, epoch + 1);
+    assert_string_equal(b.peer.error, "it was stopped in order");
+    hear(&b, late_beat);
+    assert_int_equal(b.peer.state, RACK_LEFT); /* a beat that was overtaken brings nobody back */
+    now_ns += 10 * TIMEOUT_MS * MS;
+    rack_peer_check(&b.self, &b.peer, at(&b).now_ns);
+    assert_int_equal(b.peer.state, RACK_LEFT);
+    boot(&a, "a", "b", 3);
+    exchange(3);
+    assert_int_equal(b.peer.state, RACK_UP);
+    assert_string_equal(b.peer.error, ""); /* nothing was wrong */
+}
+
+static void a_goodbye_of_an_earlier_epoch_is_dropped(void **state)
+{
+    (void)state;
+    rise();
+    struct packet goodbye = goodbye_of(&a);
+    rack_peer_lose(&b.peer, "test");
+    exchange(3);
+    hear(&b, goodbye);
+    assert_int_equal(b.peer.state, RACK_UP);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup(name, setup)
@@ -422,6 +470,8 @@ int main(void)
         TEST(round_trip_and_wall_clock_are_measured),
         TEST(versions_without_a_common_one_are_no_link),
         TEST(a_peer_that_steps_down_to_a_version_we_do_not_speak_is_lost),
+        TEST(who_says_goodbye_has_left_at_once_and_all_it_had_is_void),
+        TEST(a_goodbye_of_an_earlier_epoch_is_dropped),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

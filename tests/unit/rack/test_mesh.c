@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "rack/frame.h"
 #include "rack_net.h"
 
 /* Commands each way; `mok-bench mesh` does a million. */
@@ -54,7 +55,7 @@ static void three_nodes_find_each_other(void **state)
     struct rack_node_info info = rack_net_info(&net, 0, 1);
     assert_memory_equal(info.boot_id, net.node[1].boot_id, RACK_BOOT_BYTES);
     assert_string_equal(info.link_domain, "rack");
-    assert_int_equal(info.protocol, 1);
+    assert_int_equal(info.protocol, RACK_PROTOCOL_MAX);
     assert_true(info.inventory_agrees);
     assert_true(rack_net_info(&net, 0, 0).self);
     rack_net_turn_for(&net, 300);
@@ -461,6 +462,21 @@ static void a_mesh_without_descriptors_is_refused_with_their_number(void **state
 
 /* ------------------------------------------------------------------ versions */
 
+static bool both_have_four(struct rack_net *it)
+{
+    return it->node[0].messages == 4 && it->node[1].messages == 4;
+}
+
+static bool zero_has_lost(struct rack_net *it)
+{
+    return it->node[0].losses == 1;
+}
+
+static bool two_has_left(struct rack_net *it)
+{
+    return it->node[0].leaves == 1 && it->node[1].leaves == 1;
+}
+
 static void neighbouring_versions_speak_the_newest_that_both_know(void **state)
 {
     (void)state;
@@ -486,6 +502,46 @@ static void versions_that_do_not_fit_are_named(void **state)
     rack_net_start_all(&net);
     rack_net_until(&net, both_say_versions, "the versions are not named");
     assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_UNKNOWN);
+}
+
+/* The older one is what a release before this one speaks. */
+static void an_older_version_and_this_one_exchange_commands_and_the_older_hears_no_goodbye(void **state)
+{
+    (void)state;
+    net.node[0].config.versions = (struct rack_versions){ 1, 1 };
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "an older version is not spoken with");
+    assert_int_equal(rack_net_info(&net, 0, 1).protocol, 1);
+    assert_int_equal(rack_net_info(&net, 1, 0).protocol, 1);
+    for (uint64_t number = 1; number <= 4; number++) {
+        assert_int_equal(rack_net_ping(&net, 0, 1, number, 8, 0), 0);
+        assert_int_equal(rack_net_ping(&net, 1, 0, number, 8, 0), 0);
+    }
+    rack_net_until(&net, both_have_four, "commands between versions do not arrive");
+    rack_net_leave(&net, 1);
+    rack_net_until(&net, zero_has_lost, "the silence is not noticed");
+    assert_int_equal(net.node[0].leaves, 0);
+}
+
+/* ------------------------------------------------------------------ leaving */
+
+static void who_leaves_is_known_to_have_left_before_any_time_out(void **state)
+{
+    (void)state;
+    net.timeout_ms = 60000; /* nobody is lost by silence in this test */
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "not up");
+    for (uint64_t number = 1; number <= 100; number++)
+        assert_int_equal(rack_net_ping(&net, 2, 0, number, 1024, 0), 0);
+    rack_net_leave(&net, 2);
+    rack_net_until(&net, two_has_left, "the goodbye does not arrive");
+    assert_int_equal(net.node[0].messages, 100); /* it was the last word */
+    assert_int_equal(net.node[0].losses + net.node[1].losses, 0);
+    assert_string_equal(net.node[0].reason, "it was stopped in order");
+    assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_UP);
+    rack_net_start(&net, 2);
+    rack_net_until(&net, rack_net_all_up, "who has left does not come back");
+    assert_string_equal(rack_net_info(&net, 0, 2).error, "");
 }
 
 int main(void)
@@ -514,6 +570,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_mesh_without_descriptors_is_refused_with_their_number, open_two, close_net),
         cmocka_unit_test_setup_teardown(neighbouring_versions_speak_the_newest_that_both_know, open_two, close_net),
         cmocka_unit_test_setup_teardown(versions_that_do_not_fit_are_named, open_two, close_net),
+        cmocka_unit_test_setup_teardown(an_older_version_and_this_one_exchange_commands_and_the_older_hears_no_goodbye,
+                                        open_two, close_net),
+        cmocka_unit_test_setup_teardown(who_leaves_is_known_to_have_left_before_any_time_out, open_three, close_net),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
