@@ -2,6 +2,7 @@
 """Candidates in turn on a warm card, ranks together, the slowest rank counts; records of the form that mok-bench prints."""
 import datetime
 import json
+import os
 import random
 import statistics
 import sys
@@ -97,7 +98,7 @@ def in_rows(entries, ranks, after, times=3, n=8):
 
 
 def command():
-    return " ".join(["peers/layer.py"] + sys.argv[1:])
+    return " ".join(["peers/layer.py"] + [os.path.basename(a) for a in sys.argv[1:]])  # no folders of this machine
 
 
 def emit(record):
