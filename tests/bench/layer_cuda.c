@@ -71,7 +71,8 @@ static int measure(struct part *part)
     uint32_t rounds = part->options->rounds;
 
     for (uint32_t i = 0; i < rounds + WARM; i++) {
-        for (int f = 0; f < FIGURES; f++) {
+        for (int n = 0; n < FIGURES; n++) {
+            int f = i & 1 ? FIGURES - 1 - n : n; /* what comes behind long work finds a slower card */
             double one = cuda_rank_time(part->rank, f == DAEMON || f == DAEMON_QUEUED, f >= DAEMON_QUEUED ? QUEUED : 1);
             if (isnan(one))
                 return -1;
