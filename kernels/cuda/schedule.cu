@@ -40,15 +40,19 @@ __device__ void check_header(const mok_cuda_prepare_args &a)
     const bool well = got.magic == want.magic && got.layer_hash == want.layer_hash && got.mode == want.mode &&
                       got.tokens == want.tokens && got.ring_rows_kept <= want.ring_rows_kept;
     if (!well && a.bad_id != nullptr)
-        *a.bad_id = 1;
+        atomicMax(a.bad_id, (uint32_t)MOK_STOP_BAD);
 }
 
 __global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a)
 {
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    if (a.header != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
-        check_header(a);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        if (a.header != nullptr)
+            check_header(a);
+        if (a.withdraw != nullptr && __ldcv(a.withdraw))
+            atomicMax(a.bad_id, (uint32_t)MOK_STOP_WITHDRAWN);
+    }
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots;
          i += (uint64_t)gridDim.x * blockDim.x) {
         int32_t id = a.ids[i];
@@ -59,7 +63,7 @@ __global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a)
              * every host's memory. */
             atomicMin(reinterpret_cast<unsigned long long *>(&a.report->bad_slot_flat), (unsigned long long)i);
             if (a.bad_id != nullptr)
-                *a.bad_id = 1;
+                atomicMax(a.bad_id, (uint32_t)MOK_STOP_BAD);
         }
     }
 }
@@ -500,6 +504,8 @@ __device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uin
         }
         s.next[e] = before;
         s.rows[e] = rows;
+        if (block == 0)
+            a.report->expert_rows[e] = rows;
     }
     __syncthreads();
     if (threadIdx.x < 32)
