@@ -53,11 +53,12 @@ int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_pa
     return r;
 }
 
-int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id, void *stream)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
     const struct mok_cuda_quantize_args a = {
         .x = args->peer[spec->rank].x,
+        .bad_id = bad_id,
         .to = l->symmetric[spec->rank] + l->plan.sym_engine,
         .row_bytes = l->mx.x_row_bytes,
         .tokens = args->tokens,
@@ -77,6 +78,8 @@ static int launch_shared(struct mok_engine_layer *l, const struct mok_op_args *a
     if (mok_cuda_launch_schedule(&s, stream) != 0)
         return -MOK_EDEVICE;
     l->main.common.x_ring[0] = l->main.common.x_ring[1];
+    l->main.common.abort_word = l->engine->now->abort_word;
+    l->main.common.report = l->engine->now->report;
     l->main.common.chaos_seed++;
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -102,6 +105,8 @@ int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *arg
     mx->common.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + kept->x : mx->common.x_ring[1];
     mx->context_a = ring ? ring + kept->a : NULL;
     mx->context_b = ring ? ring + kept->b : NULL;
+    mx->common.abort_word = l->engine->now->abort_word;
+    mx->common.report = l->engine->now->report;
     mx->common.chaos_seed++;
     mok_cuda_retire(l, args, l->schedule.slots, &mx->common);
     return mok_cuda_launch_mx_main(mx, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;

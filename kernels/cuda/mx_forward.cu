@@ -54,6 +54,8 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
     const uint64_t first = static_cast<uint64_t>(blockIdx.x) * quantize_tokens;
     let_next_kernel_start();
     wait_for_previous_kernel();
+    if (a.bad_id != nullptr && __ldcg(a.bad_id))
+        return;
     uint4 v[quantize_tokens];
 #pragma unroll
     for (uint32_t i = 0; i < quantize_tokens; i++) {

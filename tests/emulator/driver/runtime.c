@@ -161,6 +161,14 @@ static cudaError_t give(void *memory)
     return cudaSuccess;
 }
 
+/* Memory does not say whose it is: what this thread uses will do, since all devices can reach it. */
+EXPORT cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret, const void *memory)
+{
+    (void)memory;
+    *ret = (struct cudaPointerAttributes){ .device = current_device };
+    return cudaSuccess;
+}
+
 EXPORT cudaError_t cudaMalloc(void **ret, size_t bytes)
 {
     return take(ret, bytes, 0xff);
@@ -187,6 +195,23 @@ EXPORT cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags)
 EXPORT cudaError_t cudaFreeHost(void *memory)
 {
     return give(memory);
+}
+
+EXPORT cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
+{
+    bool well = memory && bytes && flags == (cudaHostRegisterPortable | cudaHostRegisterMapped);
+    return well ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+EXPORT cudaError_t cudaHostUnregister(void *memory)
+{
+    return memory ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+EXPORT cudaError_t cudaHostGetDevicePointer(void **ret, void *memory, unsigned flags)
+{
+    *ret = memory;
+    return flags ? cudaErrorInvalidValue : cudaSuccess;
 }
 
 EXPORT cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
