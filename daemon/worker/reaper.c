@@ -78,7 +78,7 @@ int reaper_start(const struct objects_engine *on, struct reaper **ret, struct mo
     if (error) {
         reaper_free(reaper);
         errno = error;
-        return objects_refuse(message, error == EMFILE || error == ENFILE ? -MOK_EFDS : -MOK_EIO, "reaper: %m");
+        return objects_refuse(message, error == EMFILE || error == ENFILE ? -MOK_EFDS : -MOK_EIO, "the reaper's thread cannot be started: %m");
     }
     *ret = reaper;
     return 0;

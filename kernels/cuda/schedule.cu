@@ -55,7 +55,9 @@ __global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a)
         a.sym_ids[i] = id;
         a.sym_weight[i] = a.weight[i];
         if (id < -1 || id >= (int32_t)a.experts) {
-            atomicMin_system(reinterpret_cast<unsigned long long *>(&a.report->bad_slot_flat), (unsigned long long)i);
+            /* Among this kernel's threads; the CPU looks when it is over, and atomics of the whole system cannot be had on
+             * every host's memory. */
+            atomicMin(reinterpret_cast<unsigned long long *>(&a.report->bad_slot_flat), (unsigned long long)i);
             if (a.bad_id != nullptr)
                 *a.bad_id = 1;
         }

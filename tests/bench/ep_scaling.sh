@@ -154,7 +154,12 @@ on_gpus() {
     local sharing=${MOK_TEST_MPS_PIPE:+mps}
     sharing=${sharing:-slices}
     if [[ $ranks -gt 1 ]]; then
-        step 60 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok,mok16${peers:+,$peers}" --rounds "$rounds" --limit 57
+        step 100 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok,mok16${peers:+,$peers}" --rounds "$rounds" --limit 97
+        if [[ -n $peers && -z $only ]] && ! grep -q '"of": "mok"' "$result"; then # one that does not run must not cost the others
+            step 60 "$sharing, EP $ranks without the baselines, uniform" "${layer[@]}" --candidates mok --rounds "$rounds" --limit 57
+            step 60 "EP $ranks, the baselines without MPS and mokd, uniform" env -u MOK_TEST_MPS_PIPE "${layer[@]}" --candidates "$peers" \
+                --rounds "$rounds" --limit 57
+        fi
     fi
     step 60 "$sharing, EP 1 beside the baselines, uniform" "${one[@]}" "${other[@]}" --candidates mok,mok16,strong,naive \
         --rounds "$rounds" --limit 57
@@ -183,6 +188,8 @@ on_gpus() {
         step 40 "$sharing, daemon's cost, kimi, forward, $routing" "${plain[@]}" --shape kimi --routing "$routing"
     done
     mps_stop
+    step 40 "slices, EP $ranks beside the strong baseline, uniform" "${layer[@]}" --candidates "mok${peers:+,strong}" --shape kimi,qwen \
+        --rounds $((rounds / 2 + 1)) --limit 37
     for op in forward backward; do
         for shape in kimi qwen; do
             step 30 "slices, $shape, $op" "${plain[@]}" --shape "$shape" --op "$op"

@@ -38,13 +38,29 @@ class Grouped(torch.autograd.Function):
         return torch._grouped_mm(gradient, weights, offs=ends), torch._grouped_mm(gradient.t(), rows, offs=ends), None
 
 
+class Gather(torch.autograd.Function):
+    """Row i of the result is row index[i]. Backward: row j's gradient is the sum of those of rows back[j * times ...], `times` of
+    them; without `back` index has no value twice, and rows that it does not name have a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx, rows, index, back=None, times=1):
+        ctx.save_for_backward(index, back)
+        ctx.times, ctx.count = times, rows.shape[0]
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        index, back = ctx.saved_tensors
+        if back is None:
+            return gradient.new_zeros(ctx.count, gradient.shape[1]).index_copy(0, index, gradient), None, None, None
+        gradient = gradient.index_select(0, back)
+        return gradient.view(-1, ctx.times, gradient.shape[1]).sum(1) if ctx.times > 1 else gradient, None, None, None
+
+
 class Naive:
     def __init__(self, p, inputs):
         self.p, self.inputs = p, inputs
         self.leaves = [t.detach().requires_grad_() for t in (inputs.x, inputs.weight, inputs.w13, inputs.w2)]
-
-    def exchange(self, rows, send, receive):
-        return AllToAll.apply(rows, send, receive) if self.p.ranks > 1 else rows
 
     def layer(self, x, weight, w13, w2):
         p = self.p
@@ -57,25 +73,34 @@ class Naive:
         else:
             received = counts
         by_rank = received.view(p.ranks, p.local)
-        send, receive = counts.view(p.ranks, p.local).sum(1).tolist(), by_rank.sum(1).tolist()  # the host waits here
-        rows = x.unsqueeze(1).expand(-1, p.topk, -1).reshape(-1, p.hidden).index_select(0, order)
-        rows = self.exchange(rows, send, receive)
+        mine, theirs = torch.stack([counts, received]).view(2, p.ranks, p.local).tolist()  # the host waits here
+        send, receive = ([sum(rank) for rank in m] for m in (mine, theirs))
+        count, total = sum(receive), sum((max(sum(expert), 1) + ALIGN - 1) // ALIGN * ALIGN for expert in zip(*theirs))
+        slot = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=x.device))  # where each slot's row is
+        token = order // p.topk
         its = by_rank.sum(0)
-        padded = (its.clamp(min=1) + ALIGN - 1) // ALIGN * ALIGN  # zeros for an expert without rows, so that its gradients are zeros
+        padded = (its.clamp(min=1) + ALIGN - 1) // ALIGN * ALIGN
         ends = padded.cumsum(0)
-        count, arange = rows.shape[0], torch.arange(rows.shape[0], device=x.device)
-        place = arange + ((ends - padded) - (its.cumsum(0) - its)).repeat_interleave(its, output_size=count)
+        place = torch.arange(count, device=x.device) + ((ends - padded) - (its.cumsum(0) - its)).repeat_interleave(its, output_size=count)
         if p.ranks > 1:  # they came by rank, then by expert
             expert = torch.arange(p.local, device=x.device).repeat(p.ranks).repeat_interleave(received, output_size=count)
             place = torch.empty_like(place).index_copy(0, torch.argsort(expert, stable=True), place)
-        grouped = rows.new_zeros(count + p.local * ALIGN, p.hidden).index_copy(0, place, rows)
+        # Padding holds some row, and nobody reads what comes of it.
+        source = torch.zeros(total, device=x.device, dtype=torch.long).index_copy(0, place, torch.arange(count, device=x.device))
+        if p.ranks > 1:
+            rows = AllToAll.apply(Gather.apply(x, token, slot, p.topk), send, receive)
+            rows = torch.cat([rows, rows.new_zeros(1, p.hidden)]) if count == 0 else rows
+            grouped = Gather.apply(rows, source, place if count else source[:1])
+        else:
+            grouped = Gather.apply(x, token[source], place[slot], p.topk)
         ends = ends.int()
         gate, up = Grouped.apply(grouped, w13, ends).chunk(2, 1)
-        y = Grouped.apply(torch.nn.functional.silu(gate) * up, w2, ends).index_select(0, place)
-        y = self.exchange(y, receive, send)
-        back = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=x.device))
-        slots = y.index_select(0, back).view(p.tokens, p.topk, p.hidden)
-        return torch.bmm(weight.to(x.dtype).unsqueeze(1), slots).squeeze(1)
+        y = Grouped.apply(torch.nn.functional.silu(gate) * up, w2, ends)
+        if p.ranks > 1:
+            y = Gather.apply(AllToAll.apply(Gather.apply(y, place), receive, send), slot, order)
+        else:
+            y = Gather.apply(y, place[slot])
+        return (y.view(p.tokens, p.topk, p.hidden) * weight.to(x.dtype).unsqueeze(-1)).sum(1)
 
     @torch.no_grad()
     def forward(self):
