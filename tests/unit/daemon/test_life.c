@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,6 +77,32 @@ static void the_socket_of_a_killed_daemon_is_replaced(void **state)
     unlink(daemon.config);
     unlink(daemon.log);
     assert_int_equal(rmdir(daemon.dir), 0);
+}
+
+/* As systemd does for the unit, who takes no lock. */
+static void a_socket_that_somebody_else_serves_stays(void **state)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    struct daemon daemon;
+    struct stat before, after;
+
+    (void)state;
+    daemon_start(&daemon, NULL, 0);
+    kill(daemon.pid, SIGKILL);
+    waitpid(daemon.pid, NULL, 0);
+    assert_int_equal(unlink(daemon.socket), 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", daemon.socket);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(stat(daemon.socket, &before), 0);
+    assert_int_equal(daemon_run_again(&daemon, NULL), 1);
+    assert_true(log_says(&daemon, "somebody serves"));
+    assert_int_equal(stat(daemon.socket, &after), 0);
+    assert_true(before.st_ino == after.st_ino);
+    close(fd);
+    daemon_begin(&daemon); /* what nobody serves any more goes */
+    assert_int_equal(daemon_stop(&daemon), 0);
 }
 
 static void a_file_in_the_sockets_place_stays(void **state)
@@ -241,6 +268,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_second_daemon_on_the_same_socket_is_refused),
         cmocka_unit_test(the_socket_of_a_killed_daemon_is_replaced),
+        cmocka_unit_test(a_socket_that_somebody_else_serves_stays),
         cmocka_unit_test(a_file_in_the_sockets_place_stays),
         cmocka_unit_test(check_config_says_ok_or_what_is_wrong),
         cmocka_unit_test(sessions_are_told_when_the_daemon_stops),
