@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 if [[ ${1:-} == pack ]]; then
     build=$2 dir=$3
     mkdir -p "$dir/lib" "$dir/vectors"
-    cp "$here"/*.py "$here/run.sh" "$build"/tests/gpu/gpu_{forward,backward,context} "$dir/"
+    cp "$here"/*.py "$here/run.sh" "$build"/tests/gpu/gpu_{forward,backward,context,mx} "$dir/"
     cp "$build/tests/gpu/libmok_gpu_shim.so" "$dir/libmok_gpu.so"
     cp "$here"/../data/vectors/* "$dir/vectors/"
     ldd "$build/tests/gpu/gpu_forward" | awk '/=> \// { print $3 }' | grep -vE '/(libc|libm|ld-linux[^/]*)\.so' |
@@ -37,6 +37,7 @@ export OPENBLAS_NUM_THREADS=1
 check forward env LD_LIBRARY_PATH="$here/lib" ./gpu_forward vectors
 check backward env LD_LIBRARY_PATH="$here/lib" ./gpu_backward vectors
 check context env LD_LIBRARY_PATH="$here/lib" ./gpu_context
+check mx env LD_LIBRARY_PATH="$here/lib" ./gpu_mx
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
     check check env LD_LIBRARY_PATH="$here/lib" python3 check.py ./libmok_gpu.so
     if command -v compute-sanitizer > /dev/null; then
@@ -49,6 +50,7 @@ else
 fi
 if command -v cuobjdump > /dev/null; then
     check hgmma bash -c 'cuobjdump -sass libmok_gpu.so | grep -q HGMMA.64x256x16.F32.BF16'
+    check qgmma bash -c 'cuobjdump -sass libmok_gpu.so | grep -q QGMMA.64x128x32.F32.E4M3'
 fi
 check daemon "$here/daemon/run.sh" test --mps
 echo "$passed passed, $failed failed, $skipped skipped"
