@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/carried.sh"
 
 programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon
-    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_death tests/gpu/daemon/gpu_rack
+    tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_yield tests/gpu/daemon/gpu_death tests/gpu/daemon/gpu_rack
     tests/bench/mok-bench)
 
 pack() {
