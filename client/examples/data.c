@@ -12,10 +12,8 @@
 #include "mok/types.h"
 #include "ops.h"
 #include "report.h"
-#include "rng.h"
 
 #define TEXT_MAX ((size_t)1 << 30)
-#define STREAM_TEXT 0x74657874u
 
 /* Whole stream into memory that grows by doubling, so that pipes work as well as files. */
 static int read_all(FILE *file, const char *path, struct text *text)
@@ -74,11 +72,4 @@ void text_free(struct text *text)
 {
     free(text->bytes);
     *text = (struct text){ 0 };
-}
-
-size_t text_position(const struct text *text, size_t window, size_t seq, uint64_t seed, uint64_t step, uint64_t index)
-{
-    size_t first = window - 1, last = text->size - seq - 1;
-
-    return first + (size_t)rng_below(seed, STREAM_TEXT ^ (step << 32), index, last - first + 1);
 }

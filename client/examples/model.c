@@ -4,6 +4,7 @@
  * model_step.c.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "model_private.h"
 #include "mok/types.h"
@@ -73,51 +74,74 @@ static void lay_out(struct model *model)
     add(model, (struct model_span){ .count = MODEL_CLASSES, .weight = MOE_WEIGHTS });
 }
 
+struct part {
+    void *to; /* the pointer */
+    size_t bytes;
+};
+
+static int take(const struct model *model, const struct part *parts, size_t count)
+{
+    int rc = 0;
+
+    for (size_t i = 0; i < count && rc == 0; i++) {
+        void *memory = NULL;
+
+        rc = model->backend->allocate(parts[i].bytes, &memory);
+        memcpy(parts[i].to, &memory, sizeof(memory));
+    }
+    return rc;
+}
+
 static int allocate(struct model *model)
 {
     const struct model_shape *s = &model->shape;
-    size_t rows = (size_t)s->tokens * s->hidden;
+    size_t rows = (size_t)s->tokens * s->hidden, dense = model->dense_count;
     size_t expert = (size_t)s->intermediate * s->hidden;
     size_t experts = (size_t)s->layers * MOE_SHARED_GATE * (s->experts / s->ranks) * expert;
+    const struct part parts[] = {
+        { &model->dense.value, dense * sizeof(float) },
+        { &model->dense.first, dense * sizeof(float) },
+        { &model->dense.second, dense * sizeof(float) },
+        { &model->gradients, dense * sizeof(float) },
+        { &model->expert.value, experts * sizeof(float) },
+        { &model->expert.first, experts * sizeof(float) },
+        { &model->expert.second, experts * sizeof(float) },
+        { &model->logits, (size_t)s->tokens * MODEL_CLASSES * sizeof(float) },
+        { &model->routing, (size_t)s->tokens * s->experts * sizeof(float) },
+        { &model->d_u, rows * sizeof(float) },
+        { &model->token_loss, s->tokens * sizeof(double) },
+        { &model->losses, MODEL_LOSSES * sizeof(double) },
+    };
+    int rc = take(model, parts, sizeof(parts) / sizeof(parts[0]));
 
-    model->dense = (struct adamw_tensor){ .value = calloc(model->dense_count, sizeof(float)),
-                                          .first = calloc(model->dense_count, sizeof(float)),
-                                          .second = calloc(model->dense_count, sizeof(float)),
-                                          .count = model->dense_count };
-    model->gradients = calloc(model->dense_count, sizeof(float));
-    model->expert = (struct adamw_tensor){ .value = calloc(experts, sizeof(float)),
-                                           .first = calloc(experts, sizeof(float)),
-                                           .second = calloc(experts, sizeof(float)),
-                                           .count = experts };
-    model->logits = calloc((size_t)s->tokens * MODEL_CLASSES, sizeof(float));
-    model->routing = calloc((size_t)s->tokens * s->experts, sizeof(float));
-    model->d_u = calloc(rows, sizeof(float));
+    model->dense.count = dense;
+    model->expert.count = experts;
     model->micro = calloc(s->micro_batches, sizeof(*model->micro));
-    if (!model->dense.value || !model->dense.first || !model->dense.second || !model->gradients ||
-        !model->expert.value || !model->expert.first || !model->expert.second || !model->logits || !model->routing ||
-        !model->d_u || !model->micro)
-        return -MOK_ENOMEM;
-    for (unsigned m = 0; m < s->micro_batches; m++) {
+    if (rc == 0 && !model->micro)
+        rc = fail(-MOK_ENOMEM, "no memory");
+    for (unsigned m = 0; m < s->micro_batches && rc == 0; m++) {
         struct model_micro *micro = &model->micro[m];
+        const struct part of_micro[] = {
+            { &micro->h, (s->layers + 1) * rows * sizeof(float) },
+            { &micro->u, (s->layers + 1) * rows * sizeof(float) },
+            { &micro->inverse, (size_t)(s->layers + 1) * s->tokens * sizeof(float) },
+            { &micro->d_h, rows * sizeof(float) },
+            { &micro->place, s->tokens * sizeof(uint32_t) },
+        };
 
-        micro->h = calloc((s->layers + 1) * rows, sizeof(float));
-        micro->u = calloc((s->layers + 1) * rows, sizeof(float));
-        micro->inverse = calloc((size_t)(s->layers + 1) * s->tokens, sizeof(float));
-        micro->d_h = calloc(rows, sizeof(float));
-        micro->target = calloc(s->tokens, 1);
-        if (!micro->h || !micro->u || !micro->inverse || !micro->d_h || !micro->target)
-            return -MOK_ENOMEM;
+        rc = take(model, of_micro, sizeof(of_micro) / sizeof(of_micro[0]));
     }
-    return 0;
+    return rc;
 }
 
-int model_create(const struct model_shape *shape, struct model **ret)
+int model_create(const struct model_shape *shape, const struct backend *backend, struct model **ret)
 {
     struct model *model = calloc(1, sizeof(*model));
 
     if (!model)
         return fail(-MOK_ENOMEM, "no memory");
     model->shape = *shape;
+    model->backend = backend;
     model->spans = calloc(spans_wanted(shape), sizeof(*model->spans));
     model->layers = calloc(shape->layers, sizeof(*model->layers));
     if (!model->spans || !model->layers) {
@@ -133,30 +157,34 @@ int model_create(const struct model_shape *shape, struct model **ret)
     return 0;
 }
 
-static void tensor_free(struct adamw_tensor *tensor)
+static void tensor_free(const struct model *model, struct adamw_tensor *tensor)
 {
-    free(tensor->value);
-    free(tensor->first);
-    free(tensor->second);
+    model->backend->release(tensor->value);
+    model->backend->release(tensor->first);
+    model->backend->release(tensor->second);
 }
 
 void model_free(struct model *model)
 {
     if (!model)
         return;
+    void (*release)(void *memory) = model->backend->release;
+
     for (unsigned m = 0; model->micro && m < model->shape.micro_batches; m++) {
-        free(model->micro[m].h);
-        free(model->micro[m].u);
-        free(model->micro[m].inverse);
-        free(model->micro[m].d_h);
-        free(model->micro[m].target);
+        release(model->micro[m].h);
+        release(model->micro[m].u);
+        release(model->micro[m].inverse);
+        release(model->micro[m].d_h);
+        release(model->micro[m].place);
     }
-    tensor_free(&model->dense);
-    tensor_free(&model->expert);
-    free(model->gradients);
-    free(model->logits);
-    free(model->routing);
-    free(model->d_u);
+    tensor_free(model, &model->dense);
+    tensor_free(model, &model->expert);
+    release(model->gradients);
+    release(model->logits);
+    release(model->routing);
+    release(model->d_u);
+    release(model->token_loss);
+    release(model->losses);
     free(model->micro);
     free(model->spans);
     free(model->layers);
@@ -199,26 +227,17 @@ struct adamw_tensor model_expert(struct model *model, unsigned layer, unsigned e
                                   .count = count };
 }
 
-static void fill_normal(float *values, size_t count, float deviation, uint64_t seed, uint64_t stream)
-{
-    for (size_t i = 0; i < count; i++)
-        values[i] = deviation * rng_normal(seed, stream, i);
-}
-
 void model_initialise(struct model *model, uint64_t seed)
 {
     const struct model_shape *s = &model->shape;
+    const struct backend *b = model->backend;
     unsigned local = s->experts / s->ranks;
 
     for (size_t i = 0; i < model->span_count; i++) {
         const struct model_span *span = &model->spans[i];
-        float *values = model->dense.value + span->at;
 
-        if (span->deviation > 0)
-            fill_normal(values, span->count, span->deviation, seed, STREAM_DENSE + (i << 32));
-        else
-            for (size_t j = 0; j < span->count; j++)
-                values[j] = span->constant;
+        b->initialise(model->dense.value + span->at, span->count, span->constant, span->deviation, seed,
+                      STREAM_DENSE + (i << 32));
     }
     for (unsigned l = 0; l < s->layers; l++) {
         for (unsigned e = 0; e < local; e++) {
@@ -228,8 +247,8 @@ void model_initialise(struct model *model, uint64_t seed)
                 struct adamw_tensor tensor = model_expert(model, l, e, (enum moe_weight)w);
                 float fan_in = (float)(w == MOE_DOWN ? s->intermediate : s->hidden);
 
-                fill_normal(tensor.value, tensor.count, 1 / sqrtf(fan_in), seed,
-                            STREAM_EXPERT + ((3 * number + w) << 32));
+                b->initialise(tensor.value, tensor.count, 0, 1 / sqrtf(fan_in), seed,
+                              STREAM_EXPERT + ((3 * number + w) << 32));
             }
         }
     }
@@ -262,31 +281,47 @@ void model_update(struct model *model, struct moe *moe, const struct adamw *adam
                                        .second = model->dense.second + span->at,
                                        .count = span->count };
 
-        adamw_step(adamw, step, span->decay, &tensor, model->gradients + span->at);
+        model->backend->adamw(adamw, step, span->decay, &tensor, model->gradients + span->at);
     }
     for (unsigned l = 0; l < s->layers; l++) {
         for (unsigned w = MOE_GATE; w <= MOE_DOWN; w++) {
             struct adamw_tensor all = model_expert(model, l, 0, (enum moe_weight)w);
 
             all.count *= s->experts / s->ranks;
-            adamw_step(adamw, step, 1, &all, moe_gradients(moe, l, (enum moe_weight)w));
+            model->backend->adamw(adamw, step, 1, &all, moe_gradients(moe, l, (enum moe_weight)w));
         }
     }
 }
 
-uint64_t model_hash_dense(struct model *model)
+static int hash_values(const struct model *model, const float *values, size_t count, uint64_t *hash)
 {
-    return ops_hash(OPS_HASH_START, model->dense.value, model->dense.count * sizeof(float));
+    size_t bytes = count * sizeof(*values);
+    float *copy = NULL;
+    int rc = 0;
+
+    if (model->backend->queued) {
+        copy = malloc(bytes);
+        rc = copy ? model->backend->get(copy, values, bytes) : fail(-MOK_ENOMEM, "no memory");
+    }
+    if (rc == 0)
+        *hash = ops_hash(*hash, copy ? copy : values, bytes);
+    free(copy);
+    return rc;
 }
 
-uint64_t model_hash_expert(struct model *model, unsigned layer, unsigned expert)
+int model_hash_dense(struct model *model, uint64_t *hash)
 {
-    uint64_t hash = OPS_HASH_START;
+    return hash_values(model, model->dense.value, model->dense.count, hash);
+}
 
-    for (unsigned w = MOE_GATE; w <= MOE_DOWN; w++) {
+int model_hash_expert(struct model *model, unsigned layer, unsigned expert, uint64_t *hash)
+{
+    int rc = 0;
+
+    for (unsigned w = MOE_GATE; w <= MOE_DOWN && rc == 0; w++) {
         struct adamw_tensor tensor = model_expert(model, layer, expert, (enum moe_weight)w);
 
-        hash = ops_hash(hash, tensor.value, tensor.count * sizeof(float));
+        rc = hash_values(model, tensor.value, tensor.count, hash);
     }
-    return hash;
+    return rc;
 }

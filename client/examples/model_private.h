@@ -11,12 +11,12 @@
 
 /* Activations of one micro-batch that backward needs; index `layers` of h, u, inverse belongs to the output head. */
 struct model_micro {
-    float *h;       /* [layers + 1][tokens][hidden]: before layer l */
-    float *u;       /* [layers + 1][tokens][hidden]: after its norm */
-    float *inverse; /* [layers + 1][tokens] */
-    float *d_h;     /* [tokens][hidden] */
-    uint8_t *target;
-    const size_t *positions;
+    float *h;        /* [layers + 1][tokens][hidden]: before layer l */
+    float *u;        /* [layers + 1][tokens][hidden]: after its norm */
+    float *inverse;  /* [layers + 1][tokens] */
+    float *d_h;      /* [tokens][hidden] */
+    uint32_t *place; /* [tokens]: in the text */
+    struct batch batch;
 };
 
 struct model_layer {
@@ -25,6 +25,7 @@ struct model_layer {
 
 struct model {
     struct model_shape shape;
+    const struct backend *backend;
     struct model_span *spans;
     size_t span_count, dense_count;
     struct model_layer *layers;
@@ -32,9 +33,11 @@ struct model {
     struct adamw_tensor dense, expert;
     float *gradients;
     struct model_micro *micro;
-    float *logits;  /* [tokens][classes] */
-    float *routing; /* [tokens][experts] */
-    float *d_u;     /* [tokens][hidden] */
+    float *logits;      /* [tokens][classes] */
+    float *routing;     /* [tokens][experts] */
+    float *d_u;         /* [tokens][hidden] */
+    double *token_loss; /* [tokens] */
+    double *losses;     /* [MODEL_LOSSES] */
 };
 
 #endif

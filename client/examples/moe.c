@@ -8,7 +8,6 @@
 #include <stdlib.h>
 
 #include "mok/mok.h"
-#include "ops.h"
 #include "report.h"
 
 #define JOIN_MS 60000u               /* until all ranks of the job are there */
@@ -199,11 +198,43 @@ static int layer_open(struct moe *moe, struct layer *layer)
     return bind_weights(layer);
 }
 
+static const char *kind_name(unsigned kind)
+{
+    return kind == MOK_DEVICE_CUDA ? "CUDA" : "host";
+}
+
+/* The device that was asked for, which must be of the kind; or the `device`-th of them. */
+static int choose_device(struct moe *moe)
+{
+    struct moe_config *config = &moe->config;
+    mok_device_info devices[MOK_MAX_DEVICES];
+    int count = mok_device_list(moe->session, devices, MOK_MAX_DEVICES);
+    unsigned before = 0;
+
+    if (count < 0)
+        return failed(count, "mok_device_list");
+    for (int i = 0; i < count; i++) {
+        int is = devices[i].kind == config->kind;
+
+        if (config->any_device ? is && before++ == config->device : devices[i].index == config->device) {
+            if (!is)
+                return fail(-MOK_ENODEV, "--devices: device %u (%s) is not a %s device", config->device,
+                            devices[i].name, kind_name(config->kind));
+            config->device = devices[i].index;
+            return 0;
+        }
+    }
+    if (config->any_device)
+        return fail(-MOK_ENODEV, "mokd has %u %s devices, this job needs one more", before, kind_name(config->kind));
+    return fail(-MOK_ENODEV, "--devices: mokd has no device %u", config->device);
+}
+
+/* What is in flight, and with a stream what was a step ago. */
 static uint32_t queue_entries(const struct moe_config *config)
 {
-    uint32_t entries = 64;
+    uint32_t entries = 64, wanted = 2 * config->micro_batches * (config->backend->queued ? config->layers : 1);
 
-    while (entries < 2 * config->micro_batches)
+    while (entries < wanted && entries < 4096)
         entries *= 2;
     return entries;
 }
@@ -229,6 +260,10 @@ static int open_all(struct moe *moe)
 
     if (rc < 0)
         return failed(rc, "mok_session_open");
+    rc = choose_device(moe);
+    if (rc < 0)
+        return rc;
+    group.device = config->device;
     rc = mok_group_join(moe->session, &group, &moe->group);
     if (rc < 0)
         return failed(rc, "mok_group_join");
@@ -314,7 +349,7 @@ int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, cons
     int rc;
 
     if (!in_mxfp8(config, which)) {
-        ops_to_bf16(count, values, weights);
+        config->backend->to_bf16(count, values, weights);
         return 0;
     }
     rc = mok_mxfp8_quantize(&options, values, weights, address(moe->layers[layer].scales[which]));
@@ -331,6 +366,34 @@ float *moe_gradients(struct moe *moe, unsigned layer, enum moe_weight which)
     return address(moe->layers[layer].gradients[which]);
 }
 
+static mok_stream stream_of(const struct moe *moe)
+{
+    return (mok_stream)moe->config.backend->stream();
+}
+
+/* What became of an operation; nothing where none is in flight. */
+static int finish(struct moe *moe, mok_ticket *ticket, const char *what)
+{
+    mok_result result;
+    int rc;
+
+    if (!*ticket)
+        return 0;
+    rc = mok_wait(moe->session, *ticket, -1, &result);
+    *ticket = 0;
+    if (rc == 0)
+        rc = result.code;
+    if (rc < 0)
+        return operation_failed(rc, what);
+    moe->totals.operations++;
+    moe->totals.rows += result.rows;
+    moe->totals.dropped += result.dropped;
+    moe->totals.device_ns += result.device_ns;
+    moe->totals.engine = result.engine;
+    moe->totals.precision = result.precision;
+    return 0;
+}
+
 int moe_forward(struct moe *moe, unsigned layer, unsigned micro)
 {
     struct slot *slot = &moe->layers[layer].slots[micro];
@@ -345,8 +408,13 @@ int moe_forward(struct moe *moe, unsigned layer, unsigned micro)
         .out = slot->out,
         .context = slot->context,
     };
-    int rc = mok_layer_forward(moe->layers[layer].layer, &args, &slot->forward);
+    mok_layer *at = moe->layers[layer].layer;
+    int rc = moe->config.backend->queued ? finish(moe, &slot->forward, "forward") : 0;
 
+    if (rc < 0)
+        return rc;
+    rc = moe->config.backend->queued ? mok_layer_forward_on_stream(at, &args, stream_of(moe), &slot->forward)
+                                     : mok_layer_forward(at, &args, &slot->forward);
     return rc < 0 ? operation_failed(rc, "mok_layer_forward") : 0;
 }
 
@@ -365,38 +433,38 @@ int moe_backward(struct moe *moe, unsigned layer, unsigned micro, int overwrite)
         .d_x = slot->d_x,
         .d_topk_weight = slot->d_topk_weight,
     };
-    int rc = mok_layer_backward(moe->layers[layer].layer, &args, &slot->backward);
+    mok_layer *at = moe->layers[layer].layer;
+    int rc = moe->config.backend->queued ? finish(moe, &slot->backward, "backward") : 0;
 
-    return rc < 0 ? operation_failed(rc, "mok_layer_backward") : 0;
-}
-
-static int finish(struct moe *moe, mok_ticket *ticket, const char *what)
-{
-    mok_result result;
-    int rc = mok_wait(moe->session, *ticket, -1, &result);
-
-    *ticket = 0;
-    if (rc == 0)
-        rc = result.code;
     if (rc < 0)
-        return operation_failed(rc, what);
-    moe->totals.operations++;
-    moe->totals.rows += result.rows;
-    moe->totals.dropped += result.dropped;
-    moe->totals.device_ns += result.device_ns;
-    moe->totals.engine = result.engine;
-    moe->totals.precision = result.precision;
-    return 0;
+        return rc;
+    rc = moe->config.backend->queued ? mok_layer_backward_on_stream(at, &args, stream_of(moe), &slot->backward)
+                                     : mok_layer_backward(at, &args, &slot->backward);
+    return rc < 0 ? operation_failed(rc, "mok_layer_backward") : 0;
 }
 
 int moe_forward_wait(struct moe *moe, unsigned layer, unsigned micro)
 {
-    return finish(moe, &moe->layers[layer].slots[micro].forward, "forward");
+    return moe->config.backend->queued ? 0 : finish(moe, &moe->layers[layer].slots[micro].forward, "forward");
 }
 
 int moe_backward_wait(struct moe *moe, unsigned layer, unsigned micro)
 {
-    return finish(moe, &moe->layers[layer].slots[micro].backward, "backward");
+    return moe->config.backend->queued ? 0 : finish(moe, &moe->layers[layer].slots[micro].backward, "backward");
+}
+
+int moe_settle(struct moe *moe)
+{
+    int rc = 0;
+
+    for (unsigned l = 0; l < moe->config.layers && rc == 0; l++) {
+        for (unsigned m = 0; m < moe->config.micro_batches && rc == 0; m++) {
+            rc = finish(moe, &moe->layers[l].slots[m].forward, "forward");
+            if (rc == 0)
+                rc = finish(moe, &moe->layers[l].slots[m].backward, "backward");
+        }
+    }
+    return rc;
 }
 
 static void drop(struct moe *moe, mok_ticket *ticket)

@@ -9,10 +9,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend.h"
+
 struct moe_config {
     const char *socket; /* NULL: the library's default */
     const char *job;    /* also the group's name */
-    unsigned ranks, rank, device;
+    unsigned ranks, rank;
+    unsigned kind;  /* enum mok_device_kind */
+    int any_device; /* `device` counts those of that kind */
+    unsigned device;
+    const struct backend *backend; /* of the model around the layers */
     unsigned layers, micro_batches;
     unsigned hidden, intermediate, experts, topk;
     unsigned shared_intermediate; /* 0: no shared expert */
@@ -64,11 +70,16 @@ size_t moe_weight_count(const struct moe *moe, enum moe_weight which);
 /*
  * Submit; `overwrite`: weight gradients are replaced instead of added to. Waits return the operation's result.
  * -MOK_EDAEMON, without a message: mokd went away; moe_recover, then all operations of the step again, on all ranks.
+ *
+ * With a queued backend the operations take their place in its stream, and its waits do not wait. What became of an
+ * operation is looked at when its slot is used again, a step later, and by moe_settle; so what was computed from it in
+ * the meantime counts only when that has returned 0. It is the end of the job otherwise.
  */
 int moe_forward(struct moe *moe, unsigned layer, unsigned micro);
 int moe_forward_wait(struct moe *moe, unsigned layer, unsigned micro);
 int moe_backward(struct moe *moe, unsigned layer, unsigned micro, int overwrite);
 int moe_backward_wait(struct moe *moe, unsigned layer, unsigned micro);
+int moe_settle(struct moe *moe);
 /* Collective: drops what is left of a step that was lost, and waits for the next mokd and the other ranks. */
 int moe_recover(struct moe *moe);
 

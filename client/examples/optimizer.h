@@ -25,6 +25,12 @@ struct adamw_tensor {
     size_t count;
 };
 
+/* What a step's number comes to: the rate, and the divisors that correct the moments' start at 0. */
+struct adamw_scales {
+    float rate, first, second, keep;
+};
+struct adamw_scales adamw_scales(const struct adamw *adamw, uint64_t step, int decay);
+
 /* Applies step number `step` (from 1) with gradient[count]; `decay` false for gains and biases. */
 void adamw_step(const struct adamw *adamw, uint64_t step, int decay, const struct adamw_tensor *tensor,
                 const float *gradient);

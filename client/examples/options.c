@@ -20,7 +20,8 @@ static const char usage[] =
     "\n"
     "Job:\n"
     "  --ranks N            rank processes, each with its own device (2)\n"
-    "  --devices A,B,...    their devices (0,1,... at each mokd)\n"
+    "  --engine E           host or cuda: what runs the layers; with cuda the whole step is queued on the GPU (host)\n"
+    "  --devices A,B,...    their devices (the first of that engine at each mokd)\n"
     "  --job NAME           name of the job and of its group (train_moe_lm)\n"
     "  --socket PATH        mokd's socket ($MOK_SOCKET, else /run/mok/mokd.sock); once, or once a rank, in rank order,\n"
     "                       where the ranks are at several mokd of this machine\n"
@@ -49,6 +50,7 @@ static const char usage[] =
     "  --checkpoint FILE    written at the end, and on SIGINT or SIGTERM\n"
     "  --save-every N       also after every N steps (0: never)\n"
     "  --resume             continue from the checkpoint file\n"
+    "  --report             with --engine cuda: at the end, what a step's time went to\n"
     "  --log FILE           one JSON object a step: step, loss, tokens_per_s\n"
     "  --dump FILE          at the end, rank 0's x and d_out of the first layer: BF16 [tokens][H] each\n"
     "\n"
@@ -60,6 +62,7 @@ static const char usage[] =
 
 enum {
     OPT_RANKS = 256,
+    OPT_ENGINE,
     OPT_DEVICES,
     OPT_JOB,
     OPT_SOCKET,
@@ -82,6 +85,7 @@ enum {
     OPT_CHECKPOINT,
     OPT_SAVE_EVERY,
     OPT_RESUME,
+    OPT_REPORT,
     OPT_LOG,
     OPT_DUMP,
     OPT_CHECK_GRADIENTS,
@@ -91,6 +95,7 @@ enum {
 
 static const struct option long_options[] = {
     { "ranks", required_argument, NULL, OPT_RANKS },
+    { "engine", required_argument, NULL, OPT_ENGINE },
     { "devices", required_argument, NULL, OPT_DEVICES },
     { "job", required_argument, NULL, OPT_JOB },
     { "socket", required_argument, NULL, OPT_SOCKET },
@@ -113,6 +118,7 @@ static const struct option long_options[] = {
     { "checkpoint", required_argument, NULL, OPT_CHECKPOINT },
     { "save-every", required_argument, NULL, OPT_SAVE_EVERY },
     { "resume", no_argument, NULL, OPT_RESUME },
+    { "report", no_argument, NULL, OPT_REPORT },
     { "log", required_argument, NULL, OPT_LOG },
     { "dump", required_argument, NULL, OPT_DUMP },
     { "check-gradients", no_argument, NULL, OPT_CHECK_GRADIENTS },
@@ -182,6 +188,14 @@ static int parse_precision(const char *value, unsigned *ret)
     return fail(-MOK_EARG, "--precision %s: neither bf16 nor mxfp8, mxfp8-per32 or mxfp8-per128", value);
 }
 
+static int parse_engine(const char *value, unsigned *ret)
+{
+    if (strcmp(value, "host") != 0 && strcmp(value, "cuda") != 0)
+        return fail(-MOK_EARG, "--engine %s: neither host nor cuda", value);
+    *ret = *value == 'h' ? MOK_DEVICE_HOST : MOK_DEVICE_CUDA;
+    return 0;
+}
+
 /* "0,1,5" -> devices; returns their number. */
 static int parse_devices(const char *value, unsigned *devices)
 {
@@ -215,6 +229,8 @@ static int parse_one(int option, const char *name, struct options *o, int *devic
     switch (option) {
     case OPT_RANKS:
         return parse_unsigned(name, optarg, 1, MOK_MAX_EP, &o->ranks);
+    case OPT_ENGINE:
+        return parse_engine(optarg, &o->engine);
     case OPT_DEVICES:
         *devices = parse_devices(optarg, o->devices);
         return *devices < 0 ? *devices : 0;
@@ -271,6 +287,9 @@ static int parse_one(int option, const char *name, struct options *o, int *devic
     case OPT_RECOMPUTE:
         o->recompute = 1;
         return 0;
+    case OPT_REPORT:
+        o->report = 1;
+        return 0;
     case OPT_RESUME:
         o->resume = 1;
         return 0;
@@ -298,6 +317,7 @@ static int place_ranks(struct options *o, int devices)
         return fail(-MOK_EARG, "--devices: %d devices for --ranks %u", devices, o->ranks);
     if (o->n_sockets > 1 && o->n_sockets != o->ranks)
         return fail(-MOK_EARG, "--socket: given %u times for --ranks %u; once, or once a rank", o->n_sockets, o->ranks);
+    o->any_devices = devices < 0;
     for (unsigned r = 1; o->n_sockets == 1 && r < o->ranks; r++)
         o->sockets[r] = o->sockets[0];
     for (unsigned r = 0; r < o->ranks; r++) {
@@ -339,6 +359,12 @@ static int check(struct options *o, int devices)
         return fail(-MOK_EARG, "--resume: needs --checkpoint FILE");
     if (!o->checkpoint && o->save_every)
         return fail(-MOK_EARG, "--save-every: needs --checkpoint FILE");
+    if (o->engine == MOK_DEVICE_CUDA && o->precision != MOK_BF16)
+        return fail(-MOK_EARG, "--precision: --engine cuda has bf16 only");
+    if (o->engine == MOK_DEVICE_CUDA && o->check_gradients)
+        return fail(-MOK_EARG, "--check-gradients: needs --engine host, since it works in the layer's memory");
+    if (o->engine != MOK_DEVICE_CUDA && o->report)
+        return fail(-MOK_EARG, "--report: needs --engine cuda");
     if (o->check_gradients && o->precision != MOK_BF16)
         return fail(-MOK_EARG, "--check-gradients: needs --precision bf16; differences drown in 8-bit rounding");
     return 0;
@@ -362,6 +388,7 @@ int options_parse(int argc, char **argv, struct options *ret)
         .layers = 2,
         .window = 8,
         .precision = MOK_BF16,
+        .engine = MOK_DEVICE_HOST,
         .rate = 0.01f,
     };
     int devices = -1, option, index = 0, rc;

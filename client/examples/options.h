@@ -12,6 +12,8 @@
 struct options {
     unsigned ranks;
     unsigned devices[MOK_MAX_EP];
+    int any_devices; /* they count those of the engine's kind at each mokd */
+    unsigned engine; /* enum mok_device_kind */
     const char *job, *text, *checkpoint, *log, *dump;
     const char *sockets[MOK_MAX_EP]; /* of mokd, by rank; NULL: the library's default */
     unsigned n_sockets;              /* given: none, one for all ranks, or one a rank */
@@ -20,7 +22,7 @@ struct options {
     unsigned hidden, intermediate, experts, topk, layers, window;
     unsigned precision; /* enum mok_precision */
     float rate;
-    int resume, recompute, shared_expert, check_gradients, quiet;
+    int resume, recompute, shared_expert, check_gradients, quiet, report;
 };
 
 /* Returns 0: run. 1: nothing to do (help was printed). -MOK_E*: refused, the sentence is on stderr. */

@@ -66,12 +66,8 @@ static void show(const struct progress *progress, uint64_t step, double loss, do
     fflush(stdout);
 }
 
-int progress_step(struct progress *progress, uint64_t step, double loss)
+static int tell(struct progress *progress, uint64_t step, double loss, double tokens_per_s)
 {
-    uint64_t now = now_ns();
-    double tokens_per_s = rate(progress->tokens, now - progress->step_ns);
-
-    progress->step_ns = now;
     progress->done++;
     if (step == progress->first_step)
         progress->first_loss = loss;
@@ -82,6 +78,23 @@ int progress_step(struct progress *progress, uint64_t step, double loss)
                           fflush(progress->log) != 0))
         return fail(-MOK_EIO, "--log: %s", strerror(errno));
     return 0;
+}
+
+int progress_steps(struct progress *progress, uint64_t first, const double *losses, unsigned count)
+{
+    uint64_t now = now_ns();
+    double tokens_per_s = rate(progress->tokens * count, now - progress->step_ns);
+    int rc = 0;
+
+    progress->step_ns = now;
+    for (unsigned i = 0; i < count && rc == 0; i++)
+        rc = tell(progress, first + i, losses[i], tokens_per_s);
+    return rc;
+}
+
+int progress_step(struct progress *progress, uint64_t step, double loss)
+{
+    return progress_steps(progress, step, &loss, 1);
 }
 
 double progress_rate(const struct progress *progress)

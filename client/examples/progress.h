@@ -23,6 +23,8 @@ int progress_open(const char *job, const char *log, int quiet, uint64_t steps, u
 /* Starts the clock. */
 void progress_start(struct progress *progress, uint64_t first_step);
 int progress_step(struct progress *progress, uint64_t step, double loss);
+/* The same for steps that were done one after the other since the last call. */
+int progress_steps(struct progress *progress, uint64_t first, const double *losses, unsigned count);
 /* Tokens a second over all steps of this run. */
 double progress_rate(const struct progress *progress);
 /* Ends the line that progress_step rewrites on a terminal. */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Training loop of one rank. All ranks take the same decisions: whatever could differ between them is summed first.
+ * Life of one rank, and its training loop on the host. All ranks take the same decisions: whatever could differ between
+ * them is summed first.
  */
-#include "train.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <libgen.h>
@@ -16,20 +15,8 @@
 #include "checkpoint.h"
 #include "launch.h"
 #include "ops.h"
-#include "progress.h"
 #include "report.h"
-
-struct rank {
-    const struct options *options;
-    const struct text *text;
-    struct comm *comm;
-    unsigned rank;
-    struct moe *moe;
-    struct model *model;
-    struct adamw adamw;
-    size_t *positions; /* [batch] */
-    uint64_t step;     /* steps done */
-};
+#include "train_private.h"
 
 struct model_shape train_shape(const struct options *o, unsigned rank)
 {
@@ -55,7 +42,10 @@ struct moe_config train_moe_config(const struct options *o, unsigned rank)
         .job = o->job,
         .ranks = o->ranks,
         .rank = rank,
+        .kind = o->engine,
+        .any_device = o->any_devices,
         .device = o->devices[rank],
+        .backend = &backend_host,
         .layers = o->layers,
         .micro_batches = o->micro_batches,
         .hidden = o->hidden,
@@ -112,12 +102,46 @@ static struct checkpoint_header checkpoint_header(const struct options *o, const
 typedef int (*section_function)(struct checkpoint *checkpoint, uint64_t section, const struct adamw_tensor *tensors,
                                 size_t count);
 
+/* The same, by way of this process's memory where the tensors are a GPU's. */
+static int section(struct rank *r, struct checkpoint *checkpoint, section_function function, uint64_t number,
+                   const struct adamw_tensor *tensors, size_t count)
+{
+    struct adamw_tensor copies[3] = { 0 };
+    int rc = 0;
+
+    if (!r->backend->queued)
+        return function(checkpoint, number, tensors, count);
+    for (size_t t = 0; t < count && rc == 0; t++) {
+        float **copy[] = { &copies[t].value, &copies[t].first, &copies[t].second };
+        const float *const from[] = { tensors[t].value, tensors[t].first, tensors[t].second };
+
+        copies[t].count = tensors[t].count;
+        for (size_t i = 0; i < 3 && rc == 0; i++) {
+            *copy[i] = malloc(tensors[t].count * sizeof(float));
+            rc = *copy[i] ? r->backend->get(*copy[i], from[i], tensors[t].count * sizeof(float)) : -MOK_ENOMEM;
+        }
+    }
+    if (rc == 0)
+        rc = function(checkpoint, number, copies, count);
+    for (size_t t = 0; t < count; t++) {
+        float *const copy[] = { copies[t].value, copies[t].first, copies[t].second };
+        float *const to[] = { tensors[t].value, tensors[t].first, tensors[t].second };
+
+        for (size_t i = 0; i < 3; i++) {
+            if (rc == 0 && !checkpoint->writing)
+                rc = r->backend->put(to[i], copy[i], tensors[t].count * sizeof(float));
+            free(copy[i]);
+        }
+    }
+    return rc;
+}
+
 /* Applies checkpoint_read or checkpoint_write to this rank's sections; `dense`: to the dense one too. */
 static int for_sections(struct rank *r, struct checkpoint *checkpoint, section_function function, int dense)
 {
     unsigned experts = r->options->experts, local = experts / r->options->ranks;
     struct adamw_tensor tensor = model_dense(r->model);
-    int rc = dense ? function(checkpoint, 0, &tensor, 1) : 0;
+    int rc = dense ? section(r, checkpoint, function, 0, &tensor, 1) : 0;
 
     for (unsigned l = 0; l < r->options->layers; l++) {
         for (unsigned e = 0; e < local && rc == 0; e++) {
@@ -127,14 +151,14 @@ static int for_sections(struct rank *r, struct checkpoint *checkpoint, section_f
                 model_expert(r->model, l, e, MOE_DOWN),
             };
 
-            rc = function(checkpoint, 1 + (uint64_t)l * experts + r->rank * local + e, tensors, 3);
+            rc = section(r, checkpoint, function, 1 + (uint64_t)l * experts + r->rank * local + e, tensors, 3);
         }
     }
     return rc;
 }
 
 /* Collective. The order create, join, write, commit is kept by the agreements between. */
-static int save(struct rank *r)
+int train_save(struct rank *r)
 {
     struct checkpoint_header header = checkpoint_header(r->options, r->text, r->step);
     struct checkpoint checkpoint = { .fd = -1 };
@@ -204,27 +228,63 @@ int train_check(const struct options *o, const struct text *text)
     return rc;
 }
 
+struct batch train_batch(const struct rank *r)
+{
+    const struct options *o = r->options;
+
+    return (struct batch){ .text = r->bytes,
+                           .size = r->text->size,
+                           .window = o->window,
+                           .seq = o->seq,
+                           .seed = o->seed,
+                           .step = r->step,
+                           .first = (uint64_t)r->rank * o->batch };
+}
+
+float train_scale(const struct rank *r)
+{
+    const struct options *o = r->options;
+
+    return 1.0f / (float)((uint64_t)o->ranks * o->batch * o->seq);
+}
+
+static int text_open(struct rank *r)
+{
+    int rc;
+
+    r->bytes = r->text->bytes;
+    if (!r->backend->queued)
+        return 0;
+    rc = r->backend->allocate(r->text->size, &r->bytes_copy);
+    if (rc < 0)
+        return rc;
+    r->bytes = r->bytes_copy;
+    return r->backend->put(r->bytes_copy, r->text->bytes, r->text->size);
+}
+
+/* mokd's memory comes first: libmok says how CUDA is to be started on this node. */
 static int rank_open(struct rank *r)
 {
     struct model_shape shape = train_shape(r->options, r->rank);
     struct moe_config config = train_moe_config(r->options, r->rank);
-    int rc = model_create(&shape, &r->model);
+    int rc;
 
+    config.backend = r->backend;
+    rc = moe_open(&config, &r->moe);
+    if (rc == 0)
+        rc = r->backend->open(moe_activations(r->moe, 0, 0).x, r->options->report);
+    if (rc == 0)
+        rc = text_open(r);
+    if (rc == 0)
+        rc = model_create(&shape, r->backend, &r->model);
     if (rc < 0)
         return rc;
-    r->positions = calloc(r->options->batch, sizeof(*r->positions));
-    if (!r->positions)
-        return fail(-MOK_ENOMEM, "no memory");
     if (r->options->resume)
         rc = resume(r);
     else
         model_initialise(r->model, r->options->seed);
-    if (rc < 0)
-        return rc;
-    rc = moe_open(&config, &r->moe);
-    if (rc < 0)
-        return rc;
-    rc = model_publish(r->model, r->moe);
+    if (rc == 0)
+        rc = model_publish(r->model, r->moe);
     if (rc < 0)
         return rc;
     r->adamw = adamw_default(r->options->rate);
@@ -233,24 +293,27 @@ static int rank_open(struct rank *r)
 
 static void rank_close(struct rank *r)
 {
-    moe_close(r->moe);
     model_free(r->model);
-    free(r->positions);
+    r->backend->release(r->bytes_copy);
+    free(r->gradients);
+    r->backend->close();
+    moe_close(r->moe);
 }
 
 /*
- * Forward and backward; sums of loss and stop requests over the ranks. When mokd went away on any rank, all do it again:
- * nothing but what the step overwrites has been written.
+ * Forward and backward; sums of loss and stop requests over the ranks. When mokd went away on any rank, all do it
+ * again: nothing but what the step overwrites has been written.
  */
 static int compute_step(struct rank *r, double sums[2])
 {
-    const struct options *o = r->options;
-    float scale = 1.0f / (float)((uint64_t)o->ranks * o->batch * o->seq);
+    struct batch batch = train_batch(r);
 
     for (;;) {
         double all[3] = { 0 };
-        int rc = model_step(r->model, r->moe, r->text, r->positions, o->batch / o->micro_batches, scale, &all[0]);
+        int rc = model_step(r->model, r->moe, &batch, train_scale(r));
 
+        if (rc == 0)
+            rc = model_losses(r->model, r->step, 1, &all[0]);
         if (rc < 0 && rc != -MOK_EDAEMON)
             return rc;
         all[1] = comm_stop_requested(r->comm);
@@ -265,7 +328,7 @@ static int compute_step(struct rank *r, double sums[2])
         rc = moe_recover(r->moe);
         if (rc < 0)
             return rc;
-        if (r->rank == 0 && !o->quiet)
+        if (r->rank == 0 && !r->options->quiet)
             note("step %" PRIu64 " is done again: mokd was restarted", r->step + 1);
     }
 }
@@ -278,8 +341,6 @@ static int train_step(struct rank *r, double *ret_loss, int *ret_stop)
     double sums[2];
     int rc;
 
-    for (unsigned b = 0; b < o->batch; b++)
-        r->positions[b] = text_position(r->text, o->window, o->seq, o->seed, r->step, (uint64_t)r->rank * o->batch + b);
     rc = compute_step(r, sums);
     if (rc < 0)
         return rc;
@@ -301,13 +362,21 @@ static int hash_parameters(struct rank *r, uint64_t *ret)
     const struct options *o = r->options;
     unsigned local = o->experts / o->ranks;
     uint64_t *board = comm_board(r->comm), *dense = board + (size_t)o->layers * o->experts;
-    int rc;
+    int rc = 0;
 
-    for (unsigned l = 0; l < o->layers; l++)
-        for (unsigned e = 0; e < local; e++)
-            board[l * o->experts + r->rank * local + e] = model_hash_expert(r->model, l, e);
-    dense[r->rank] = model_hash_dense(r->model);
-    rc = comm_barrier(r->comm);
+    for (unsigned l = 0; l < o->layers; l++) {
+        for (unsigned e = 0; e < local && rc == 0; e++) {
+            uint64_t *hash = &board[l * o->experts + r->rank * local + e];
+
+            *hash = OPS_HASH_START;
+            rc = model_hash_expert(r->model, l, e, hash);
+        }
+    }
+    dense[r->rank] = OPS_HASH_START;
+    if (rc == 0)
+        rc = model_hash_dense(r->model, &dense[r->rank]);
+    if (rc == 0)
+        rc = comm_barrier(r->comm);
     if (rc < 0)
         return rc;
     for (unsigned i = 1; i < o->ranks; i++)
@@ -328,7 +397,7 @@ static int train_loop(struct rank *r, struct progress *progress, int *ret_stoppe
         if (rc == 0 && r->rank == 0)
             rc = progress_step(progress, r->step, loss);
         if (rc == 0 && o->save_every && r->step % o->save_every == 0 && r->step < o->steps && !*ret_stopped)
-            rc = save(r);
+            rc = train_save(r);
         if (rc < 0)
             return rc;
     }
@@ -357,12 +426,15 @@ static int dump(const struct rank *r)
     const struct options *o = r->options;
     struct moe_activations a = moe_activations(r->moe, 0, 0);
     size_t count = (size_t)train_moe_config(o, 0).tokens * o->hidden;
+    uint16_t *both = malloc(2 * count * sizeof(*both));
     FILE *file = fopen(o->dump, "we");
+    int ok = both && file && r->backend->get(both, a.x, count * sizeof(*both)) == 0 &&
+             r->backend->get(both + count, a.d_out, count * sizeof(*both)) == 0 &&
+             fwrite(both, sizeof(*both), 2 * count, file) == 2 * count;
 
-    if (!file)
-        return fail(-MOK_EIO, "--dump %s: %s", o->dump, strerror(errno));
-    int ok = fwrite(a.x, 2, count, file) == count && fwrite(a.d_out, 2, count, file) == count;
-    ok &= fclose(file) == 0;
+    free(both);
+    if (file)
+        ok &= fclose(file) == 0;
     return ok ? 0 : fail(-MOK_EIO, "--dump %s: %s", o->dump, strerror(errno));
 }
 
@@ -371,7 +443,7 @@ static int finish(struct rank *r, const struct progress *progress, int stopped)
     const struct options *o = r->options;
     struct moe_totals totals = moe_totals(r->moe);
     uint64_t hash = 0;
-    int rc = o->checkpoint ? save(r) : 0;
+    int rc = o->checkpoint ? train_save(r) : 0;
 
     if (rc == 0)
         rc = hash_parameters(r, &hash);
@@ -400,7 +472,7 @@ static int run(struct rank *r, struct progress *progress, int *ret_stopped)
         return rc;
     describe(r);
     progress_start(progress, r->step + 1);
-    rc = train_loop(r, progress, ret_stopped);
+    rc = r->backend->queued ? train_stream(r, progress, ret_stopped) : train_loop(r, progress, ret_stopped);
     progress_end_line(progress);
     return rc < 0 ? rc : finish(r, progress, *ret_stopped);
 }
@@ -408,12 +480,13 @@ static int run(struct rank *r, struct progress *progress, int *ret_stopped)
 int train_rank(unsigned rank, void *argument)
 {
     const struct job *job = argument;
-    struct rank r = { .options = job->options, .text = job->text, .comm = job->comm, .rank = rank };
+    struct rank r = {
+        .options = job->options, .text = job->text, .comm = job->comm, .rank = rank, .backend = job->backend
+    };
     const struct options *o = job->options;
     struct progress progress = { 0 };
     int stopped = 0, rc = 0;
 
-    ops_init();
     if (rank == 0)
         rc = progress_open(o->job, o->log, o->quiet, o->steps, (uint64_t)o->ranks * o->batch * o->seq, &progress);
     if (rc == 0)

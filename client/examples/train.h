@@ -5,6 +5,7 @@
 #ifndef EXAMPLE_TRAIN_H
 #define EXAMPLE_TRAIN_H
 
+#include "backend.h"
 #include "comm.h"
 #include "data.h"
 #include "model.h"
@@ -16,6 +17,7 @@ struct job {
     const struct options *options;
     const struct text *text;
     struct comm *comm;
+    const struct backend *backend;
 };
 
 struct model_shape train_shape(const struct options *options, unsigned rank);

@@ -9,15 +9,22 @@
 
 #include "gradcheck.h"
 #include "launch.h"
+#include "report.h"
 #include "train.h"
 
 static int run(const struct options *options)
 {
     struct model_shape shape = train_shape(options, 0);
     struct text text = { 0 };
-    struct job job = { .options = options, .text = &text };
+    struct job job = { .options = options,
+                       .text = &text,
+                       .backend = options->engine == MOK_DEVICE_CUDA ? backend_cuda() : &backend_host };
     int code = 1;
 
+    if (!job.backend) {
+        fail(-MOK_ENOTSUP, "--engine cuda: this train_moe_lm was built without nvcc");
+        return 1;
+    }
     if (!options->check_gradients &&
         (text_read(options->text, options->window, options->seq, &text) < 0 || train_check(options, &text) < 0)) {
         text_free(&text);

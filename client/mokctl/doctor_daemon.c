@@ -138,6 +138,10 @@ static void say_node(struct doctor *doctor, const Mok__RackNode *node)
     else if (!node->inventory_agrees)
         doctor_say(doctor, "peer", DOCTOR_WARN, "give both nodes the same [node NAME] sections, and reload",
                    "node %s has another inventory of the rack than this one", node->name);
+    else if (node->tenants_differ)
+        doctor_say(doctor, "peer", DOCTOR_WARN,
+                   "give both nodes the same [limits], [user NAME] and [group NAME] sections, and reload",
+                   "node %s has other limits and weights of users than this one", node->name);
 }
 
 static void look_at_peers(struct doctor *doctor)

@@ -35,9 +35,24 @@ static void device_names(const Mok__DeviceListReply *devices, uint64_t bits, cha
         snprintf(ret, size, "%s", named ? "all" : "none");
 }
 
+static void put_amount(struct table *table, uint64_t amount, bool bytes)
+{
+    if (amount == UINT64_MAX)
+        table_put(table, "-");
+    else if (bytes)
+        table_put_bytes(table, amount);
+    else
+        table_put(table, "%" PRIu64, amount);
+}
+
+static bool is_over(const Mok__QuotaLine *line)
+{
+    return line->used > line->limit || line->elsewhere > line->limit - line->used;
+}
+
 static int print_one(const Mok__Quota *quota, const Mok__DeviceListReply *devices)
 {
-    static const char *const names[] = { "WHAT", "USED", "LIMIT", "FROM", "" };
+    static const char *const names[] = { "WHAT", "USED", "OTHER NODES", "LIMIT", "FROM", "" };
     _cleanup_table_ struct table table = { 0 };
     char text[512];
 
@@ -46,18 +61,11 @@ static int print_one(const Mok__Quota *quota, const Mok__DeviceListReply *device
         const Mok__QuotaLine *line = quota->line[i];
         bool bytes = strcmp(line->what, "bytes") == 0;
         table_put(&table, "%s", line->what);
-        if (bytes)
-            table_put_bytes(&table, line->used);
-        else
-            table_put(&table, "%" PRIu64, line->used);
-        if (line->limit == UINT64_MAX)
-            table_put(&table, "-");
-        else if (bytes)
-            table_put_bytes(&table, line->limit);
-        else
-            table_put(&table, "%" PRIu64, line->limit);
+        put_amount(&table, line->used, bytes);
+        put_amount(&table, line->elsewhere, bytes);
+        put_amount(&table, line->limit, bytes);
         table_put(&table, "%s", line->from);
-        table_put(&table, "%s", line->used > line->limit ? "OVER" : "");
+        table_put(&table, "%s", is_over(line) ? "OVER" : "");
     }
     if (quota->group) {
         printf("group %s, together\n", quota->name);
@@ -83,12 +91,13 @@ static cJSON *quota_json(const Mok__Quota *quota)
         cJSON *entry = cJSON_CreateObject();
         cJSON_AddStringToObject(entry, "what", line->what);
         mokctl_json_number(entry, "used", line->used);
+        mokctl_json_number(entry, "elsewhere", line->elsewhere);
         if (line->limit == UINT64_MAX)
             cJSON_AddNullToObject(entry, "limit");
         else
             mokctl_json_number(entry, "limit", line->limit);
         cJSON_AddStringToObject(entry, "from", line->from);
-        cJSON_AddBoolToObject(entry, "over", line->used > line->limit);
+        cJSON_AddBoolToObject(entry, "over", is_over(line));
         cJSON_AddItemToArray(lines, entry);
     }
     if (quota->group)

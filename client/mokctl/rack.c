@@ -41,8 +41,9 @@ static void put_node(struct table *table, const Mok__RackNode *node)
         table_put(table, "-");
     table_put(table, "%s", node->address);
     table_put(table, "%s", node->link_domain[0] ? node->link_domain : "-");
-    table_put(table, "%s%s", node->error,
-              !node->inventory_agrees && strcmp(node->state, "up") == 0 ? " (its inventory is another)" : "");
+    bool up = strcmp(node->state, "up") == 0;
+    table_put(table, "%s%s%s", node->error, up && !node->inventory_agrees ? " (its inventory is another)" : "",
+              up && node->tenants_differ ? " (its limits of users are others)" : "");
 }
 
 int mokctl_print_rack(const Mok__RackReply *rack)
@@ -96,6 +97,7 @@ static cJSON *node_json(const Mok__RackNode *node)
     cJSON_AddStringToObject(object, "error", node->error);
     mokctl_json_number(object, "protocol", node->protocol);
     cJSON_AddBoolToObject(object, "inventory_agrees", node->inventory_agrees);
+    cJSON_AddBoolToObject(object, "tenants_differ", node->tenants_differ);
     cJSON_AddBoolToObject(object, "draining", node->draining);
     mokctl_json_number(object, "sent", node->sent);
     mokctl_json_number(object, "received", node->received);

@@ -194,6 +194,7 @@ static void set_device_kind(struct parser *parser, const struct key *key, void *
 
 static const char *const sharing_words[] = { [MOKD_SHARING_SLICES] = "slices", [MOKD_SHARING_MPS] = "mps", NULL };
 static const char *const mps_words[] = { [MOKD_MPS_SITE] = "site", [MOKD_MPS_OWN] = "own", NULL };
+static const char *const tenants_words[] = { [MOKD_TENANTS_RACK] = "rack", [MOKD_TENANTS_NODE] = "node", NULL };
 static const char *const failure_words[] = { [MOKD_FAILURE_SERVE] = "serve", [MOKD_FAILURE_EXIT] = "exit", NULL };
 
 /* One of some words, by its place among them. */
@@ -255,6 +256,9 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
         return;
     case VALUE_MPS:
         set_choice(parser, key, base, text, mps_words);
+        return;
+    case VALUE_TENANTS:
+        set_choice(parser, key, base, text, tenants_words);
         return;
     case VALUE_FAILURE:
         set_choice(parser, key, base, text, failure_words);
@@ -587,7 +591,7 @@ static void set_defaults(struct mokd_config *config)
         .metrics_mode = 0660,
         .rack = { .heartbeat_ms = 250, .timeout_ms = 2000 },
         .limits = { .of = { [MOKD_BYTES] = MOKD_NO_LIMIT,
-                            [MOKD_SESSIONS] = 64,
+                            [MOKD_SESSIONS] = 256, /* a job of a whole rack, and some more */
                             [MOKD_GROUPS] = 1024,
                             [MOKD_LAYERS] = 16384,
                             [MOKD_BUFFERS] = 65536,

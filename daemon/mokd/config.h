@@ -77,6 +77,12 @@ enum mokd_mps_owner {
     MOKD_MPS_OWN = 1,  /* mokd starts one a GPU: mps.h */
 };
 
+/* What limits and shares of users and Unix groups are about. */
+enum mokd_tenants {
+    MOKD_TENANTS_RACK = 0, /* what they have and use on all nodes of the rack */
+    MOKD_TENANTS_NODE = 1, /* on this node */
+};
+
 /* What becomes of a start with a device that fails for good. */
 enum mokd_failure {
     MOKD_FAILURE_SERVE = 0, /* the others are served */
@@ -113,6 +119,7 @@ struct mokd_config {
     size_t n_devices;
     struct rack_config rack; /* node "": this mokd is in no rack */
     struct rack_node_config *nodes; /* its inventory */
+    uint32_t tenants; /* enum mokd_tenants */
     char link_domain[MOK_MAX_NAME + 1]; /* of nodes that name none */
 };
 
@@ -140,6 +147,8 @@ const char *mokd_resource_text(enum mokd_resource resource);
  */
 void mokd_config_limits(const struct mokd_config *config, uid_t uid, const gid_t *gids, size_t n_gids,
                         struct mokd_limits *ret);
+/* Of all that it says of users and Unix groups but devices, which are each node's own; 0 where it holds for the node alone. */
+uint64_t mokd_config_tenants_hash(const struct mokd_config *config);
 /* "low", "normal", "high". */
 const char *mokd_priority_text(uint32_t priority);
 

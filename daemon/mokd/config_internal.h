@@ -26,6 +26,7 @@ enum value_kind {
     VALUE_SHARING,
     VALUE_FAILURE,
     VALUE_MPS,
+    VALUE_TENANTS,
     VALUE_PRIORITY,
     VALUE_BOOL,
     VALUE_DEVICES,
@@ -75,7 +76,7 @@ void config_resolve_devices(struct parser *parser); /* at the file's end */
 bool config_group_to_gid(const char *name, gid_t *ret);
 
 /* config_rack.c: this node's place in a rack, and the rack's nodes. */
-#define CONFIG_RACK_KEYS 7
+#define CONFIG_RACK_KEYS 8
 #define CONFIG_NODE_KEYS 3
 extern const struct key config_rack_keys[CONFIG_RACK_KEYS];
 extern const struct key config_node_keys[CONFIG_NODE_KEYS];

@@ -19,6 +19,7 @@ const struct key config_rack_keys[CONFIG_RACK_KEYS] = {
     { "link_domain", VALUE_RACK_NAME, offsetof(struct mokd_config, link_domain), 0, 0 },
     { "heartbeat_ms", VALUE_U32, RACK(heartbeat_ms), RACK_MIN_HEARTBEAT_MS, RACK_MAX_HEARTBEAT_MS },
     { "timeout_ms", VALUE_U32, RACK(timeout_ms), RACK_TIMEOUT_BEATS *RACK_MIN_HEARTBEAT_MS, RACK_MAX_TIMEOUT_MS },
+    { "tenants", VALUE_TENANTS, offsetof(struct mokd_config, tenants), 0, 0 },
     { "newest_protocol", VALUE_U32, RACK(newest_protocol), RACK_PROTOCOL_MIN, RACK_PROTOCOL_MAX },
 };
 

@@ -222,3 +222,42 @@ void mokd_config_limits(const struct mokd_config *config, uid_t uid, const gid_t
     if (user)
         overlay(user, 0, ret);
 }
+
+/* ------------------------------------------------------------------ the same on all nodes */
+
+static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+static uint64_t hash_limits(uint64_t hash, const struct mokd_limits *limits)
+{
+    const uint32_t rest[] = { limits->queue_entries, limits->weight, limits->priority, limits->exclusive };
+
+    return hash_bytes(hash_bytes(hash, limits->of, sizeof(limits->of)), rest, sizeof(rest));
+}
+
+/* In the order of the file, which for groups matters. */
+static uint64_t hash_tenants(uint64_t hash, const struct mokd_tenant_config *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        hash = hash_bytes(hash, list[i].name, strlen(list[i].name) + 1);
+        hash = hash_bytes(hash, &list[i].given, sizeof(list[i].given));
+        hash = hash_limits(hash, &list[i].limits);
+    }
+    return hash_bytes(hash, &count, sizeof(count));
+}
+
+uint64_t mokd_config_tenants_hash(const struct mokd_config *config)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+
+    if (config->tenants == MOKD_TENANTS_NODE)
+        return 0;
+    hash = hash_limits(hash, &config->limits);
+    hash = hash_tenants(hash, config->users, config->n_users);
+    hash = hash_tenants(hash, config->groups, config->n_groups);
+    return hash ? hash : 1;
+}

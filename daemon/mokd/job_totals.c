@@ -88,6 +88,7 @@ static void take(struct mokd_queue *queue, const struct mok_stats_queue *now)
     total->errors += grown(&queue->counted.errors, now->errors);
     total->rows += rows;
     total->device_ns += device_ns;
+    queue->session->user->device_ns += device_ns;
     mokd_usage_work(queue->usage, ops, rows, device_ns);
     queue->in_flight = now->in_flight;
     /* The name may have been looked up only after the first operation. */

@@ -52,6 +52,7 @@ static void fill_user(const struct mokd_config *config, const struct mokd_user *
         snprintf(ret->user_section, sizeof(ret->user_section), "[user %s]", tenant->name);
     for (enum mokd_resource i = 0; i < MOKD_RESOURCES; i++) {
         ret->line[i].used = user->used[i];
+        ret->line[i].elsewhere = user->elsewhere[i];
         ret->line[i].limit = mokd_user_bound(user, i);
         ret->line[i].from = mokd_config_gives(tenant, i)              ? ret->user_section
                             : ret->line[i].limit < user->limits.of[i] ? (char *)"mokd's own limit"
@@ -86,6 +87,7 @@ static void fill_pool(const struct mokd_tenant_config *group, const struct mokd_
     for (enum mokd_resource i = 0; i < MOKD_RESOURCES; i++) {
         bool given = mokd_config_gives(group, i);
         ret->line[i].used = pool ? pool->used[i] : 0;
+        ret->line[i].elsewhere = pool ? pool->elsewhere[i] : 0;
         ret->line[i].limit = given ? group->limits.of[i] : MOKD_NO_LIMIT;
         ret->line[i].from = given ? ret->group_section : (char *)"";
     }

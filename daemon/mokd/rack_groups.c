@@ -11,6 +11,7 @@
 #include "layer.h"
 #include "names.h"
 #include "rack_orders.h"
+#include "rack_share.h"
 #include "span.h"
 
 #define TICK_MS 250u
@@ -538,6 +539,8 @@ static void on_message(void *cookie, uint32_t node, const Mok__RackFrame *frame)
     struct mokd_server *server = cookie;
     struct mokd_rack_groups *groups = server->rack_groups;
 
+    if (frame->body_case == MOK__RACK_FRAME__BODY_USE)
+        mokd_rack_share_report(server, node, frame->use);
     if (mokd_rack_orders_message(server, node, frame) || !groups || frame->body_case != MOK__RACK_FRAME__BODY_GROUP)
         return;
     const Mok__GroupMessage *message = frame->group;
@@ -561,6 +564,7 @@ static void peer_up(struct mokd_rack_groups *groups, uint32_t node)
         return;
     groups->peer[node].refusal[0] = '\0';
     group_node_peer_up(&groups->node, node, info.name, mokd_rack_now_ms());
+    mokd_rack_share_peer_up(groups->server);
     offer(groups, node);
 }
 
@@ -578,6 +582,7 @@ static void on_state(void *cookie, uint32_t node, enum rack_state before, enum r
         return;
     snprintf(text, sizeof(text), "%s: %.230s", now == RACK_LEFT ? "has left" : "was lost", reason);
     mokd_rack_orders_peer_down(server, node, text);
+    mokd_rack_share_peer_down(server, node);
     forget_backlog(&groups->peer[node]);
     group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
     forget_early(groups, 0, node);

@@ -20,7 +20,10 @@ int mokd_rack_start(struct mokd_server *server, struct mokd_error *error)
     if (!server->config->rack.node[0])
         return 0;
     int r = rack_start(&server->loop, &server->config->rack, server->boot_id, &mokd_rack_groups_handlers, server, &server->rack, text);
-    return r < 0 ? mokd_error_set(error, r, "%s", text) : 0;
+    if (r < 0)
+        return mokd_error_set(error, r, "%s", text);
+    rack_set_tenants(server->rack, mokd_config_tenants_hash(server->config));
+    return 0;
 }
 
 void mokd_rack_leave(struct mokd_server *server)
@@ -69,6 +72,8 @@ void mokd_rack_reload(struct mokd_server *server, struct mokd_config *next, char
 {
     char text[RACK_MAX_TEXT] = "";
 
+    if (server->rack)
+        rack_set_tenants(server->rack, mokd_config_tenants_hash(server->config)); /* those are taken over by now */
     if (!server->rack && !next->rack.node[0])
         return;
     if (!server->rack)
@@ -114,6 +119,7 @@ static void fill_node(const struct rack_node_info *info, uint8_t *boot_id, Mok__
     ret->expired = info->counters.expired;
     ret->malformed = info->counters.malformed;
     ret->draining = info->draining;
+    ret->tenants_differ = !info->tenants_agree;
 }
 
 static void fill_answer(const struct rack *rack, struct answer *answer)

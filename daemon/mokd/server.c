@@ -23,6 +23,7 @@
 #include "rack_groups.h"
 #include "rack_node.h"
 #include "rack_orders.h"
+#include "rack_share.h"
 #include "recent.h"
 #include "reload.h"
 #include "service.h"
@@ -82,6 +83,7 @@ static void close_handles(struct mokd_server *server)
     server->handles_closed = true;
     mokd_usage_stop(server);
     mokd_timer_cancel(&server->stop_deadline);
+    mokd_rack_share_stop(server);
     mokd_rack_groups_stop(server);
     mokd_rack_stop(server);
     mokd_mps_close(server->mps);
@@ -350,6 +352,8 @@ static int start(struct mokd_server *server)
         r = mokd_rack_groups_start(server, &error);
     if (r == 0)
         r = mokd_rack_orders_start(server, &error);
+    if (r == 0)
+        r = mokd_rack_share_start(server, &error);
     if (r == 0)
         r = make_devices(server, worker, &error);
     if (r == 0)

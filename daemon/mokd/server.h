@@ -42,6 +42,7 @@ struct mokd_pool;
 struct rack;
 struct mokd_rack_groups;
 struct mokd_rack_orders;
+struct mokd_rack_share;
 
 TAILQ_HEAD(mokd_session_list, mokd_session);
 TAILQ_HEAD(mokd_user_list, mokd_user);
@@ -68,6 +69,7 @@ struct mokd_server {
     struct rack *rack;      /* the other nodes; NULL: there are none */
     struct mokd_rack_groups *rack_groups; /* groups over nodes; NULL: there are none */
     struct mokd_rack_orders *rack_orders; /* rack_orders.c; NULL: there is no rack */
+    struct mokd_rack_share *rack_share; /* rack_share.c; NULL: users are each node's own */
     struct mokd_trace *trace; /* the one under way */
     struct mokd_http *http; /* NULL: nothing is served */
     struct mokd_storage_queue *releases; /* storage.c */

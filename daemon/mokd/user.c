@@ -9,6 +9,7 @@
 
 #include "device.h"
 #include "memory.h"
+#include "rack_share.h"
 #include "session.h"
 
 /* More groups than this of one user are not looked at. */
@@ -31,6 +32,7 @@ static struct mokd_pool *pool_ref(struct mokd_server *server, const struct mokd_
         TAILQ_INSERT_TAIL(&server->pools, pool, link);
     }
     memcpy(pool->name, group->name, sizeof(pool->name));
+    mokd_rack_share_pool(server, pool);
     for (enum mokd_resource i = 0; i < MOKD_RESOURCES; i++)
         pool->bound[i] = mokd_config_gives(group, i) ? group->limits.of[i] : MOKD_NO_LIMIT;
     pool->refs++;
@@ -172,6 +174,7 @@ static void looked_up(uv_work_t *work, int status)
         memcpy(user->name, lookup->name, sizeof(lookup->name));
     user->gids = lookup->gids;
     user->n_gids = (size_t)lookup->n_gids;
+    mokd_rack_share_user(user); /* by his name now */
     user->known = status == 0 && settle(user);
     tell_workers(user); /* he may have a queue already, opened with what holds for everyone */
     if (user->known)
@@ -226,6 +229,7 @@ struct mokd_user *mokd_user_ref(struct mokd_server *server, uid_t uid)
     TAILQ_INIT(&user->waiting_fills);
     snprintf(user->name, sizeof(user->name), "%u", uid);
     TAILQ_INSERT_TAIL(&server->users, user, link);
+    mokd_rack_share_user(user);
     if (!start_lookup(user)) {
         mokd_user_unref(user);
         return NULL;
@@ -260,9 +264,15 @@ uint64_t mokd_user_bound(const struct mokd_user *user, enum mokd_resource resour
     return bound;
 }
 
-static bool fits(uint64_t used, uint64_t amount, uint64_t bound)
+static bool fits(uint64_t used, uint64_t elsewhere, uint64_t amount, uint64_t bound)
 {
-    return used <= bound && amount <= bound - used;
+    return used <= bound && elsewhere <= bound - used && amount <= bound - used - elsewhere;
+}
+
+static const char *and_elsewhere(uint64_t amount, char ret[static 64])
+{
+    snprintf(ret, 64, amount ? " here and %" PRIu64 " on other nodes" : "", amount);
+    return ret;
 }
 
 void mokd_user_adopt(struct mokd_user *user, enum mokd_resource resource, uint64_t amount)
@@ -276,18 +286,22 @@ int mokd_user_take(struct mokd_user *user, enum mokd_resource resource, uint64_t
 {
     const char *what = mokd_resource_text(resource);
     uint64_t bound = mokd_user_bound(user, resource);
+    char more[64];
 
-    if (!fits(user->used[resource], amount, bound))
-        return mokd_error_set(error, -MOK_EQUOTA, "%s = %" PRIu64 ": user %s may have %" PRIu64 " %s and has %" PRIu64,
-                              what, amount, user->name, bound, what, user->used[resource]);
+    if (!fits(user->used[resource], user->elsewhere[resource], amount, bound))
+        return mokd_error_set(error, -MOK_EQUOTA,
+                              "%s = %" PRIu64 ": user %s may have %" PRIu64 " %s and has %" PRIu64 "%s", what, amount,
+                              user->name, bound, what, user->used[resource],
+                              and_elsewhere(user->elsewhere[resource], more));
     for (size_t i = 0; i < user->n_pools; i++) {
         const struct mokd_pool *pool = user->pools[i];
-        if (!fits(pool->used[resource], amount, pool->bound[resource]))
+        if (!fits(pool->used[resource], pool->elsewhere[resource], amount, pool->bound[resource]))
             return mokd_error_set(
                 error, -MOK_EQUOTA,
                 "%s = %" PRIu64 ": the members of group %s, of which user %s is one, may have %" PRIu64
-                " %s together and have %" PRIu64,
-                what, amount, pool->name, user->name, pool->bound[resource], what, pool->used[resource]);
+                " %s together and have %" PRIu64 "%s",
+                what, amount, pool->name, user->name, pool->bound[resource], what, pool->used[resource],
+                and_elsewhere(pool->elsewhere[resource], more));
     }
     mokd_user_adopt(user, resource, amount);
     return 0;

@@ -19,6 +19,7 @@ struct mokd_pool {
     char name[MOK_MAX_NAME + 1];
     unsigned refs;
     uint64_t bound[MOKD_RESOURCES], used[MOKD_RESOURCES];
+    uint64_t elsewhere[MOKD_RESOURCES]; /* on other nodes: rack_share.c */
 };
 
 struct mokd_user {
@@ -34,6 +35,8 @@ struct mokd_user {
     size_t n_pools;
     unsigned refs;
     uint64_t used[MOKD_RESOURCES];
+    uint64_t elsewhere[MOKD_RESOURCES]; /* on other nodes, which counts against his limits too: rack_share.c */
+    uint64_t device_ns; /* that he has used here, as long as he has an account */
     unsigned fills; /* allocations under way, storage.c */
     TAILQ_HEAD(, mokd_fill) waiting_fills;
     uint32_t strangers; /* connections that are no session: before Hello, and observers */

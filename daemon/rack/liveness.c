@@ -216,6 +216,7 @@ static enum rack_verdict hear_beat(const struct rack_self *self, struct rack_pee
     take_clocks(self, peer, frame, beat, arrived_ns, when);
     peer->inventory = beat->inventory;
     peer->draining = beat->draining;
+    peer->tenants = beat->tenants;
     bool knows_us = same_boot(frame->target_boot, self->boot_id) && beat->seen_epoch == peer->epoch;
     bool news = beat->epoch != peer->seen_epoch;
     peer->seen_epoch = beat->epoch;
@@ -352,6 +353,7 @@ void rack_peer_beat(const struct rack_self *self, struct rack_peer *peer, struct
     ret->beat.inventory = self->inventory;
     ret->beat.state = peer->state;
     ret->beat.draining = self->draining;
+    ret->beat.tenants = self->tenants;
     if (rack_peer_is_up(peer)) {
         ret->frame.body_case = MOK__RACK_FRAME__BODY_BEAT;
         ret->frame.beat = &ret->beat;

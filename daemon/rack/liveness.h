@@ -22,6 +22,7 @@ struct rack_self {
     uint64_t inventory;
     uint64_t heartbeat_ns, timeout_ns;
     bool draining;
+    uint64_t tenants; /* hash; 0: not told */
 };
 
 /* The smallest of the last few samples: delay is only ever added, never taken away. */
@@ -49,6 +50,7 @@ struct rack_peer {
     struct rack_window rtt, transit; /* transit: arrival by our clock less departure by its */
     int64_t clock_offset_ns;
     uint64_t inventory;
+    uint64_t tenants;              /* as in rack_self */
     bool draining;                 /* takes no new group, says its last beat */
     struct rack_versions versions; /* what it speaks; {0, 0}: not heard */
     uint32_t version;              /* spoken with it; 0: none in common, or not heard */

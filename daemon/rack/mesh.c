@@ -396,6 +396,11 @@ void rack_leave(struct rack *rack)
     rack_link_leave(rack->link);
 }
 
+void rack_set_tenants(struct rack *rack, uint64_t hash)
+{
+    rack->self.tenants = hash;
+}
+
 void rack_set_draining(struct rack *rack, bool draining)
 {
     if (rack->self.draining == draining)
@@ -609,6 +614,7 @@ static void fill_own(const struct rack *rack, struct rack_node_info *info)
     info->silent_ms = 0;
     info->protocol = rack->self.versions.max;
     info->draining = rack->self.draining;
+    info->tenants_agree = true;
     info->inventory_agrees = true;
 }
 
@@ -632,6 +638,7 @@ int rack_info(const struct rack *rack, uint32_t node, struct rack_node_info *ret
         .silent_ms = now_ns > peer->heard_ns ? (now_ns - peer->heard_ns) / 1000000u : 0,
         .protocol = peer->version,
         .inventory_agrees = rack_peer_is_up(peer) && peer->inventory == rack->self.inventory,
+        .tenants_agree = !peer->tenants || !rack->self.tenants || peer->tenants == rack->self.tenants,
         .draining = peer->draining,
         .counters = peer->counters,
     };

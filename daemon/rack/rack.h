@@ -88,6 +88,7 @@ struct rack_node_info {
     uint64_t silent_ms;               /* since it was last heard */
     uint32_t protocol;                /* version spoken with it; 0: none yet */
     bool inventory_agrees;            /* its inventory has the hash of ours; false also while not UP */
+    bool tenants_agree;               /* its sections of users and groups have the hash of ours, or it does not say */
     bool draining;                    /* it takes no new group */
     struct rack_counters counters;
 };
@@ -136,6 +137,8 @@ int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
  */
 int rack_send(struct rack *rack, uint32_t node, Mok__RackFrame *frame, uint32_t ttl_ms);
 
+/* Hash of what this node says of users and Unix groups; 0: nothing that holds over the rack. */
+void rack_set_tenants(struct rack *rack, uint64_t hash);
 /* This node takes no new group: the next beats say so. */
 void rack_set_draining(struct rack *rack, bool draining);
 

@@ -64,6 +64,7 @@ struct dispatcher_command {
     struct {
         uint32_t uid;
         struct worker_claim claim;
+        uint64_t elsewhere_ns;
     } share;
     struct {
         uint64_t user_data;

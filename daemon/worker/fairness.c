@@ -109,12 +109,29 @@ void fair_weigh_user(struct fair_share *share, uint32_t uid, uint32_t weight, ui
         return;
     user->class = class; /* what he was ahead or behind of others there means nothing here */
     user->account.used = class->clock;
+    user->ahead = 0;
+}
+
+/* Where others have gone by, what he is ahead by grows less by as much. */
+static void wake_user(struct fair_user *user, uint64_t burst_ns)
+{
+    uint64_t before = user->account.used;
+
+    forget_idle(&user->account, user->class->clock, burst_ns);
+    uint64_t gone = user->account.used - before;
+    user->ahead = user->ahead > gone ? user->ahead - gone : 0;
+}
+
+/* What users are compared by. */
+static uint64_t place(const struct fair_user *user)
+{
+    return user->account.used > UINT64_MAX - user->ahead ? UINT64_MAX : user->account.used + user->ahead;
 }
 
 void fair_wake(const struct fair_share *share, struct fair_session *session)
 {
     forget_idle(&session->user->class->account, share->clock, share->burst_ns);
-    forget_idle(&session->user->account, session->user->class->clock, share->burst_ns);
+    wake_user(session->user, share->burst_ns);
     forget_idle(&session->account, session->user->clock, share->burst_ns);
 }
 
@@ -126,8 +143,8 @@ bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fa
         return above->account.used < other->account.used;
     if (above != other)
         return above->account.weight > other->account.weight;
-    if (a->user != b->user && a->user->account.used != b->user->account.used)
-        return a->user->account.used < b->user->account.used;
+    if (a->user != b->user && place(a->user) != place(b->user))
+        return place(a->user) < place(b->user);
     if (a->user == b->user && a->account.used != b->account.used)
         return a->account.used < b->account.used;
     return a_order < b_order;
@@ -150,4 +167,15 @@ void fair_charge(struct fair_session *session, uint64_t device_ns)
     advance(&session->account, device_ns);
     advance(&session->user->account, device_ns);
     advance(&session->user->class->account, device_ns);
+}
+
+void fair_charge_elsewhere(struct fair_share *share, uint32_t uid, uint64_t device_ns, uint64_t most_ns)
+{
+    struct fair_user *user = find_user(share, uid);
+    uint64_t most = most_ns * FAIR_SCALE;
+
+    if (!user)
+        return;
+    uint64_t more = virtual_ns(&user->account, device_ns);
+    user->ahead = more < most && user->ahead < most - more ? user->ahead + more : most;
 }

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #define FAIR_SCALE 64u /* virtual ns of one device ns at weight 1; divides without losing much up to weight 64 */
+#define FAIR_LEAD_NS 1000000000u /* how far use elsewhere puts a user ahead, at most */
 #define FAIR_MAX_WEIGHT 65536u
 #define FAIR_CLASSES 3u /* low, normal, high */
 
@@ -29,6 +30,7 @@ struct fair_class {
 struct fair_user {
     struct fair_account account;
     struct fair_class *class;
+    uint64_t ahead; /* virtual time of what it used elsewhere: put on top of `used` when users are compared */
     uint64_t clock; /* virtual time of its sessions: that of the one picked last, never falls */
     uint32_t uid;
     uint32_t sessions;
@@ -62,6 +64,12 @@ void fair_wake(const struct fair_share *share, struct fair_session *session);
 bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fair_session *b, uint64_t b_order);
 /* The session is the one that runs now. */
 void fair_pick(struct fair_share *share, struct fair_session *session);
+/*
+ * A user used `device_ns` of devices elsewhere, which counts here as if it were of this one; but it never puts him further
+ * ahead than `most_ns` at weight 1, so that others have caught up after that. Where nobody else wants the device it
+ * costs him nothing.
+ */
+void fair_charge_elsewhere(struct fair_share *share, uint32_t uid, uint64_t device_ns, uint64_t most_ns);
 /* It used `device_ns` of the device. */
 void fair_charge(struct fair_session *session, uint64_t device_ns);
 

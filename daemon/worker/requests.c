@@ -82,6 +82,7 @@ static int share(const Mok__WorkerShare *request, struct dispatcher_command *com
                               MOK_MAX_WEIGHT);
     command->share.uid = request->uid;
     command->share.claim = (struct worker_claim){ request->weight, request->priority };
+    command->share.elsewhere_ns = request->elsewhere_ns;
     command->kind = COMMAND_SHARE;
     return 0;
 }

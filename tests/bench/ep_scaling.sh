@@ -118,10 +118,12 @@ step() { # seconds-at-most description command...
     timeout -k 5 "$((most < left - 3 ? most : left - 3))" "$@" > "$out/step.out" 2> "$out/step.err" || code=$?
     grep -a '^{' "$out/step.out" >> "$result" || true
     cat "$out/step.out" "$out/step.err" >> "$log"
-    if [[ $code -ne 0 ]]; then
+    if [[ $code -eq 77 ]]; then
+        echo "$(now) skipped: $what" >&2
+    elif [[ $code -ne 0 ]]; then
         failed=$((failed + 1))
         echo "$(now) FAILED with $code after $((SECONDS - from)) s: $what" >&2
-        tail -n 12 "$out/step.err" | cut -c1-300 >&2
+        grep -av 'session: [a-z]*ed session' "$out/step.err" | tail -n 12 | cut -c1-300 >&2 || true
         grep -av '^{' "$out/step.out" | tail -n 12 | cut -c1-300 >&2 || true
     fi
     rm -f "$out/step.out" "$out/step.err"
@@ -152,7 +154,12 @@ on_gpus() {
     local sharing=${MOK_TEST_MPS_PIPE:+mps}
     sharing=${sharing:-slices}
     if [[ $ranks -gt 1 ]]; then
-        step 60 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok,mok16${peers:+,$peers}" --rounds "$rounds" --limit 57
+        step 100 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok,mok16${peers:+,$peers}" --rounds "$rounds" --limit 97
+        if [[ -n $peers && -z $only ]] && ! grep -q '"of": "mok"' "$result"; then # one that does not run must not cost the others
+            step 60 "$sharing, EP $ranks without the baselines, uniform" "${layer[@]}" --candidates mok --rounds "$rounds" --limit 57
+            step 60 "EP $ranks, the baselines without MPS and mokd, uniform" env -u MOK_TEST_MPS_PIPE "${layer[@]}" --candidates "$peers" \
+                --rounds "$rounds" --limit 57
+        fi
     fi
     step 60 "$sharing, EP 1 beside the baselines, uniform" "${one[@]}" "${other[@]}" --candidates mok,mok16,strong,naive \
         --rounds "$rounds" --limit 57
@@ -181,6 +188,8 @@ on_gpus() {
         step 40 "$sharing, daemon's cost, kimi, forward, $routing" "${plain[@]}" --shape kimi --routing "$routing"
     done
     mps_stop
+    step 40 "slices, EP $ranks beside the strong baseline, uniform" "${layer[@]}" --candidates "mok${peers:+,strong}" --shape kimi,qwen \
+        --rounds $((rounds / 2 + 1)) --limit 37
     for op in forward backward; do
         for shape in kimi qwen; do
             step 30 "slices, $shape, $op" "${plain[@]}" --shape "$shape" --op "$op"

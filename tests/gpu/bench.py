@@ -4,7 +4,7 @@ Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones
 makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring, `NAME bf16` overwrites BF16 gradients, `NAME bf16 +=` adds to
 them; the baseline's is its own backward alone."""
 import json, os, re, statistics as st, subprocess, sys
-command = "bench.py " + " ".join(sys.argv[1:])
+command = " ".join(["bench.py"] + [os.path.basename(a) for a in sys.argv[1:]])
 op = "forward"
 if len(sys.argv) > 2 and sys.argv[1] == "--op":
     op = sys.argv[2]

@@ -155,5 +155,7 @@ def gradients(x, ids, w, d_out, gate, up, down, clamp=0.0, shared=None):
                 out = out.index_add(0, t, y * wd[t, k].unsqueeze(-1))
         if s:
             out = out + act(xd @ s[0].t(), xd @ s[1].t()) @ s[2].t()
-        got = torch.autograd.grad((out * d_out.double()).sum(), [xd, wd] + p + s, allow_unused=True)
-        return [g if g is not None else torch.zeros_like(l) for g, l in zip(got, [xd, wd] + p + s)]
+        leaves = [xd, wd] + p + s
+        # Where nothing is routed and there is no shared expert, nothing depends on anything.
+        got = torch.autograd.grad((out * d_out.double()).sum(), leaves, allow_unused=True) if out.requires_grad else [None] * len(leaves)
+        return [g if g is not None else torch.zeros_like(l) for g, l in zip(got, leaves)]

@@ -40,7 +40,9 @@ check context env LD_LIBRARY_PATH="$here/lib" ./gpu_context
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
     check check env LD_LIBRARY_PATH="$here/lib" python3 check.py ./libmok_gpu.so
     if command -v compute-sanitizer > /dev/null; then
-        check memcheck env LD_LIBRARY_PATH="$here/lib" compute-sanitizer --error-exitcode 1 python3 check.py ./libmok_gpu.so odd
+        # Of our kernels alone, and with an allocation of its own for each tensor, so that its end is seen.
+        check memcheck env LD_LIBRARY_PATH="$here/lib" PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer \
+            --kernel-name kns=mok --error-exitcode 1 python3 check.py ./libmok_gpu.so odd
     fi
 else
     skipped=$((skipped + 1))

@@ -1,5 +1,5 @@
 """EP 2 over two GPUs, one process: the same bits as on one GPU, and what it costs. usage: two_gpus.py lib.so shapes; JSON lines."""
-import json, statistics as st, sys
+import json, os, statistics as st, sys
 import torch
 import mokgpu
 from timing import origin
@@ -72,7 +72,7 @@ for name in sys.argv[2].split(","):
             td.append(w)
     f = 6 * T * K * H * I
     ms, dm = st.median(t), st.median(td)
-    print(json.dumps(dict(origin(), command="two_gpus.py " + " ".join(sys.argv[1:]), op="forward", ep=2, tokens=T, routing="uniform", gflop=f * 1e-9,
+    print(json.dumps(dict(origin(), command=" ".join(["two_gpus.py"] + [os.path.basename(a) for a in sys.argv[1:]]), op="forward", ep=2, tokens=T, routing="uniform", gflop=f * 1e-9,
                           what="two GPUs, one process", shape=name, same_bits_as_on_one=same, ms=round(ms, 4), min_ms=round(min(t), 4), tflops=round(f / ms * 1e-9, 1),
                           dense_ms=round(dm, 4), share_of_dense=round(f / ms / (2 * 8192**3 / dm), 3))), flush=True)
     two.close()

@@ -2,6 +2,8 @@
 """Candidates in turn on a warm card, ranks together, the slowest rank counts; records of the form that mok-bench prints."""
 import datetime
 import json
+import os
+import random
 import statistics
 import sys
 
@@ -71,11 +73,11 @@ class Dense:
 
 
 def alternate(entries, rounds, ranks, after, seldom=()):
-    """Median ms of each entry. Every round runs all of them, beginning with another one; `seldom`: two rounds of three."""
+    """Median ms of each entry. Every round runs all of them in another order, since the card remembers what ran before;
+    `seldom`: two rounds of three."""
     names, times = list(entries), {n: [] for n in entries}
     for r in range(rounds + 2):
-        for i in range(len(names)):
-            name = names[(i + r) % len(names)]
+        for name in random.Random(r).sample(names, len(names)):  # the same on all ranks
             if name in seldom and r % 3 == 1:
                 continue
             ms = timing.shot(entries[name], ranks.align if ranks.ranks > 1 else None)
@@ -96,7 +98,7 @@ def in_rows(entries, ranks, after, times=3, n=8):
 
 
 def command():
-    return " ".join(["peers/layer.py"] + sys.argv[1:])
+    return " ".join(["peers/layer.py"] + [os.path.basename(a) for a in sys.argv[1:]])  # no folders of this machine
 
 
 def emit(record):

@@ -43,9 +43,6 @@ class Naive:
         self.p, self.inputs = p, inputs
         self.leaves = [t.detach().requires_grad_() for t in (inputs.x, inputs.weight, inputs.w13, inputs.w2)]
 
-    def exchange(self, rows, send, receive):
-        return AllToAll.apply(rows, send, receive) if self.p.ranks > 1 else rows
-
     def layer(self, x, weight, w13, w2):
         p = self.p
         flat = self.inputs.ids.flatten().long()
@@ -57,25 +54,34 @@ class Naive:
         else:
             received = counts
         by_rank = received.view(p.ranks, p.local)
-        send, receive = counts.view(p.ranks, p.local).sum(1).tolist(), by_rank.sum(1).tolist()  # the host waits here
-        rows = x.unsqueeze(1).expand(-1, p.topk, -1).reshape(-1, p.hidden).index_select(0, order)
-        rows = self.exchange(rows, send, receive)
+        mine, theirs = torch.stack([counts, received]).view(2, p.ranks, p.local).tolist()  # the host waits here
+        send, receive = ([sum(rank) for rank in m] for m in (mine, theirs))
+        count, total = sum(receive), sum((max(sum(expert), 1) + ALIGN - 1) // ALIGN * ALIGN for expert in zip(*theirs))
+        slot = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=x.device))  # where each slot's row is
+        token = order // p.topk
         its = by_rank.sum(0)
-        padded = (its + ALIGN - 1) // ALIGN * ALIGN
+        padded = (its.clamp(min=1) + ALIGN - 1) // ALIGN * ALIGN
         ends = padded.cumsum(0)
-        count, arange = rows.shape[0], torch.arange(rows.shape[0], device=x.device)
-        place = arange + ((ends - padded) - (its.cumsum(0) - its)).repeat_interleave(its, output_size=count)
+        place = torch.arange(count, device=x.device) + ((ends - padded) - (its.cumsum(0) - its)).repeat_interleave(its, output_size=count)
         if p.ranks > 1:  # they came by rank, then by expert
             expert = torch.arange(p.local, device=x.device).repeat(p.ranks).repeat_interleave(received, output_size=count)
             place = torch.empty_like(place).index_copy(0, torch.argsort(expert, stable=True), place)
-        grouped = rows.new_zeros(count + p.local * ALIGN, p.hidden).index_copy(0, place, rows)
+        # Padding holds some row: nobody reads what comes of it, so its gradients are zero.
+        source = torch.zeros(total, device=x.device, dtype=torch.long).index_copy(0, place, torch.arange(count, device=x.device))
+        if p.ranks > 1:
+            rows = AllToAll.apply(x.index_select(0, token), send, receive)
+            rows = torch.cat([rows, rows.new_zeros(1, p.hidden)]) if count == 0 else rows
+            grouped = rows.index_select(0, source)
+        else:
+            grouped = x.index_select(0, token[source])
         ends = ends.int()
         gate, up = Grouped.apply(grouped, w13, ends).chunk(2, 1)
-        y = Grouped.apply(torch.nn.functional.silu(gate) * up, w2, ends).index_select(0, place)
-        y = self.exchange(y, receive, send)
-        back = torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=x.device))
-        slots = y.index_select(0, back).view(p.tokens, p.topk, p.hidden)
-        return torch.bmm(weight.to(x.dtype).unsqueeze(1), slots).squeeze(1)
+        y = Grouped.apply(torch.nn.functional.silu(gate) * up, w2, ends)
+        if p.ranks > 1:
+            y = AllToAll.apply(y.index_select(0, place), receive, send).index_select(0, slot)
+        else:
+            y = y.index_select(0, place[slot])
+        return (y.view(p.tokens, p.topk, p.hidden) * weight.to(x.dtype).unsqueeze(-1)).sum(1)
 
     @torch.no_grad()
     def forward(self):

@@ -45,6 +45,9 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice = 3,
     cudaMemcpyDefault = 4,
 };
+struct cudaPointerAttributes {
+    int device;
+};
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
 enum { cudaEnableDefault = 0 };
 enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
@@ -63,6 +66,7 @@ const char *cudaGetErrorString(cudaError_t code);
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **ret, unsigned version, unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *result);
 
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret, const void *memory);
 cudaError_t cudaMalloc(void **ret, size_t bytes);
 cudaError_t cudaFree(void *memory);
 cudaError_t cudaMallocHost(void **ret, size_t bytes);

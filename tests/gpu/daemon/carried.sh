@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # SPDX-License-Identifier: Apache-2.0
 # Sourced by the scripts that run programs on a GPU machine: a build that was carried there, and an MPS control daemon of
 # their own. Changes no setting of the GPU.

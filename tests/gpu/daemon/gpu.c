@@ -21,6 +21,9 @@ void gpu_or_skip(void)
 static void copy(void *to, const void *from, uint64_t bytes)
 {
     cudaError_t e = cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(NULL); /* a copy to the GPU may return before its last bytes are there */
     if (e == cudaSuccess)
         return;
     fprintf(stderr, "copying %llu bytes: %s\n", (unsigned long long)bytes, cudaGetErrorString(e));

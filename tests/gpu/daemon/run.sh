@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon
     tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_yield tests/gpu/daemon/gpu_death tests/gpu/daemon/gpu_rack
-    tests/bench/mok-bench)
+    tests/bench/mok-bench client/examples/train_moe_lm)
 
 pack() {
     local build=$1 folder=$2 program library
@@ -25,7 +25,7 @@ pack() {
             strip -o "$folder/build/lib/$(basename "$library")" "$library" 2>/dev/null ||
                 cp -L "$library" "$folder/build/lib/"
         done
-    cp "$here/run.sh" "$here/carried.sh" "$folder/"
+    cp "$here/run.sh" "$here/carried.sh" "$here/train.py" "$folder/"
     tar -C "$folder" -cJf "$folder/build.tar.xz" build
     rm -rf "$folder/build"
     du -sh "$folder/build.tar.xz"
@@ -33,7 +33,10 @@ pack() {
 
 run_test() {
     local name=$1 code=0
-    timeout 240 "$MOK_BUILD_DIR/tests/gpu/daemon/$name" || code=$?
+    case $name in
+    *.py) timeout 240 python3 "$here/$name" || code=$? ;;
+    *) timeout 240 "$MOK_BUILD_DIR/tests/gpu/daemon/$name" || code=$? ;;
+    esac
     [[ $code == 77 ]] && exit 77
     if [[ $code == 0 ]]; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
     echo "== $name${MOK_TEST_MPS_PIPE:+ under MPS}: exit code $code"
@@ -48,12 +51,14 @@ run_tests() {
     run_test gpu_daemon_backward
     run_test gpu_rack
     run_test gpu_death
+    run_test train.py
     if [[ $mps == yes ]]; then
         mps_start
         run_test gpu_daemon
         run_test gpu_daemon_backward
         run_test gpu_rack
         run_test gpu_death
+        run_test train.py
         mps_stop
     fi
     echo "$passed passed, $failed failed"

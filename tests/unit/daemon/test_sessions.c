@@ -39,7 +39,7 @@ static void hello_opens_a_session(void **state)
     assert_int_equal(answer.reply->hello->protocol, 1);
     assert_int_not_equal(answer.reply->hello->session, 0);
     assert_int_equal(answer.reply->hello->boot_id.len, 16);
-    assert_int_equal(answer.reply->hello->limits->sessions, 64);
+    assert_int_equal(answer.reply->hello->limits->sessions, 256);
     assert_true(answer.reply->hello->limits->sessions_used >= 1);
     client_close(&client);
 }

@@ -289,6 +289,61 @@ static void a_user_who_changes_class_starts_where_its_users_are(void **state)
     fair_weigh_user(&device.share, 4711, 1, 0); /* nobody there: nothing happens */
 }
 
+/* ------------------------------------------------------------------ what is used elsewhere */
+
+/* Reports of another node's device time, as they come: every 200 ms. */
+static void run_with_reports(struct device *device, uint32_t uid, uint64_t elsewhere_ns, uint64_t end_ns)
+{
+    while (device->now_ns < end_ns) {
+        run_until(device, device->now_ns + 200 * (uint64_t)MS);
+        fair_charge_elsewhere(&device->share, uid, elsewhere_ns, FAIR_LEAD_NS);
+    }
+}
+
+static void who_has_as_much_elsewhere_leaves_a_contended_device_to_the_other(void **state)
+{
+    struct device device = { .share.burst_ns = 20 * MS };
+    (void)state;
+
+    add(&device, 1, 1, 3 * MS, 0);
+    add(&device, 2, 1, 3 * MS, 0);
+    run_with_reports(&device, 1, 200 * (uint64_t)MS, 10000 * (uint64_t)MS);
+    assert_true(device.job[1].got_ns > device.job[0].got_ns * 19);
+    /* Once it has nothing elsewhere any more, both are alike again after a second. */
+    run_until(&device, device.now_ns + 1500 * (uint64_t)MS);
+    device.job[0].got_ns = device.job[1].got_ns = 0;
+    run_until(&device, device.now_ns + 5000 * (uint64_t)MS);
+    assert_part(device.job[0].got_ns, device.job[0].got_ns + device.job[1].got_ns, 0.5);
+}
+
+/* Two devices of 1 each: who has weight 3 has 1.5 of them coming, one elsewhere and half of this one. */
+static void what_is_used_elsewhere_counts_by_weight(void **state)
+{
+    struct device device = { .share.burst_ns = 20 * MS };
+    (void)state;
+
+    add(&device, 1, 3, 2 * MS, 0);
+    add(&device, 2, 1, 2 * MS, 0);
+    run_with_reports(&device, 1, 200 * (uint64_t)MS, 20000 * (uint64_t)MS);
+    double part = (double)device.job[0].got_ns / (double)(device.job[0].got_ns + device.job[1].got_ns);
+    assert_true(part > 0.45 && part < 0.55);
+}
+
+static void use_elsewhere_costs_nothing_where_nobody_else_wants_the_device(void **state)
+{
+    struct device device = { .share.burst_ns = 20 * MS };
+    (void)state;
+
+    add(&device, 1, 1, 3 * MS, 0);
+    run_with_reports(&device, 1, UINT64_MAX, 2000 * (uint64_t)MS);
+    assert_true(device.job[0].got_ns + 10 * MS > device.now_ns);
+    /* Who comes then is behind by no more than the lead, however much was used. */
+    add(&device, 2, 1, 3 * MS, device.now_ns);
+    device.job[0].got_ns = 0;
+    run_until(&device, device.now_ns + 4000 * (uint64_t)MS);
+    assert_true(device.job[0].got_ns > 1300 * (uint64_t)MS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +359,9 @@ int main(void)
         cmocka_unit_test(a_session_that_comes_late_starts_where_the_others_are),
         cmocka_unit_test(equal_claims_go_first_come_first_served),
         cmocka_unit_test(the_last_session_of_a_user_takes_the_account_with_it),
+        cmocka_unit_test(who_has_as_much_elsewhere_leaves_a_contended_device_to_the_other),
+        cmocka_unit_test(what_is_used_elsewhere_counts_by_weight),
+        cmocka_unit_test(use_elsewhere_costs_nothing_where_nobody_else_wants_the_device),
         cmocka_unit_test(absurd_times_saturate_instead_of_wrapping),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

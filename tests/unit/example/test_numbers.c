@@ -329,7 +329,7 @@ static void every_position_has_its_window_before_and_its_target_after(void **sta
     assert_int_equal(read_text(13, 4, 8, &text), 0);
     assert_int_equal(text.size, 13);
     for (uint64_t i = 0; i < 200; i++) {
-        size_t at = text_position(&text, 4, 8, 1, i / 10, i % 10);
+        size_t at = text_position(text.size, 4, 8, 1, i / 10, i % 10);
 
         assert_true(at >= 3 && at + 8 <= 12);
         first |= at == 3;
