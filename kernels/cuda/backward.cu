@@ -8,6 +8,7 @@
 
 #include "consumer.cuh"
 #include "gather.cuh"
+#include "gradients.cuh"
 #include "launch.cuh"
 #include "loader.cuh"
 
@@ -364,17 +365,6 @@ struct backward_consumer : consumer_base {
         return t.single ? t.column + b.rank : t.column;
     }
 
-    /*
-     * The next columns take the first places: a loop over parts of the sums whose body is there once, though registers
-     * have no addresses.
-     */
-    template <uint32_t By> __device__ static void shift(float (&d)[128])
-    {
-#pragma unroll
-        for (uint32_t i = 0; i + By < 128; i++)
-            d[i] = d[i + By];
-    }
-
     __device__ void gate_up(float (&d)[128], const task &t, uint4 v)
     {
         const mok_cuda_backward_set &s = p.set[t.shared];
@@ -548,27 +538,12 @@ struct backward_consumer : consumer_base {
         }
     }
 
-    /* The same from BF16 gradients. */
-    template <bool Down> __device__ void load_bf16(float (&d)[128])
+    /* A tile in BF16 gradients. */
+    __device__ bf16_place place_of(const wgrad_task &w) const
     {
-        const uint32_t m0 = warp * 16 + lane / 4;
-#pragma unroll
-        for (uint32_t q = 0; q < stored_stages; q++, pipe.n++) {
-            const uint32_t stage = pipe.stage(), tile = b.smem + b_offset + stage * MOK_B_BYTES;
-            mbar_wait(b.full(stage), pipe.phase());
-#pragma unroll
-            for (uint32_t j = 0; j < 8; j++)
-#pragma unroll
-                for (uint32_t i = 0; i < 4; i++) {
-                    const uint32_t m = m0 + 8 * (i / 2), n = 8 * j + 2 * (lane % 4) + i % 2;
-                    const uint32_t line = Down ? m * 128 : m / 64 * box_bytes + n * 128;
-                    const uint32_t value = Down ? n : m % 64, key = Down ? m % 8 : n % 8;
-                    const uint32_t two = load_shared_4(tile + line + (((value / 8) ^ key) * 16) + value % 8 / 2 * 4);
-                    d[32 * q + 4 * j + i] = __uint_as_float(value % 2 ? two & 0xffff0000u : two << 16);
-                }
-            __syncwarp();
-            release(stage);
-        }
+        const uint32_t inter = p.set[w.shared].inter;
+        __nv_bfloat16 *rows = static_cast<__nv_bfloat16 *>(p.set[w.shared].gradient_rows[w.matrix]);
+        return { rows + static_cast<uint64_t>(w.expert) * inter * all.hidden, inter, w.hidden(b.rank), w.inter() };
     }
 
     /* Where a tile's FP32 sums go: into the gradient, or on to the next macrobatch. */
@@ -578,59 +553,6 @@ struct backward_consumer : consumer_base {
         if (w.cuts & MOK_RUN_IS_CUT)
             return p.sums_rows + sums_plane(w, true) * elements;
         return static_cast<float *>(p.set[w.shared].gradient_rows[w.matrix]) + w.expert * elements;
-    }
-
-    /* BF16 gradients whose rows are rows of the tile. */
-    __device__ void store_bf16_down(float (&d)[128], const wgrad_task &w)
-    {
-        const uint32_t inter = p.set[w.shared].inter, row = w.hidden(b.rank) + warp * 16 + lane;
-        __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.set[w.shared].gradient_rows[MOK_WGRAD_DOWN]) +
-                            (static_cast<uint64_t>(w.expert) * all.hidden + row) * inter;
-#pragma unroll 1
-        for (uint32_t q = 0; q < 2; q++, shift<64>(d)) {
-            const uint32_t at = w.inter() + 128 * q;
-            if (at >= inter)
-                return;
-            store<true>(lane < 16 && row < all.hidden ? to + at : nullptr, min(inter - at, 128u) * 2,
-                        [&](uint32_t j, uint32_t half) {
-                            const uint32_t i = 4 * j + 2 * half;
-                            return pack_bf16(d[i], d[i + 1]);
-                        });
-        }
-    }
-
-    /* BF16 gradients whose rows are columns of the tile: 64 rows of them at a time, a sector each. */
-    __device__ void store_bf16_across(float (&d)[128], const wgrad_task &w)
-    {
-        constexpr uint32_t line = 16 * sizeof(__nv_bfloat16) + 16; /* and 16 bytes, so that eight rows fall on different banks */
-        static_assert(64 * line <= MOK_WARP_STAGE_BYTES, "64 lines fit the staging rows");
-        const uint32_t inter = p.set[w.shared].inter, column = w.hidden(b.rank) + warp * 16 + lane % 2 * 8;
-        __nv_bfloat16 *to = static_cast<__nv_bfloat16 *>(p.set[w.shared].gradient_rows[w.matrix]) +
-                            static_cast<uint64_t>(w.expert) * inter * all.hidden + column;
-        /* of four matrices: rows 0..7, then 8..15 of the tile, of eight columns and of the next eight */
-        const uint32_t at = stage() + ((lane >> 4) * 8 + lane % 8) * line + (lane >> 3 & 1u) * 16;
-#pragma unroll 1
-        for (uint32_t q = 0; q < 4; q++, shift<32>(d)) {
-            const uint32_t first = w.inter() + 64 * q;
-            if (first >= inter)
-                return;
-            __syncwarp();
-#pragma unroll
-            for (uint32_t j = 0; j < 8; j += 2) {
-                const uint32_t i = 4 * j;
-                stmatrix_x4_transposed(at + 8 * j * line, pack_bf16(d[i], d[i + 1]), pack_bf16(d[i + 2], d[i + 3]),
-                                       pack_bf16(d[i + 4], d[i + 5]), pack_bf16(d[i + 6], d[i + 7]));
-            }
-            __syncwarp();
-#pragma unroll
-            for (uint32_t i = 0; i < 64; i += 16) {
-                const uint32_t r = i + lane / 2;
-                uint4 v = load_shared_16(stage() + r * line + lane % 2 * 16);
-                if (column < all.hidden && first + r < inter)
-                    __stcs(reinterpret_cast<uint4 *>(to + static_cast<uint64_t>(first + r) * all.hidden), v);
-            }
-        }
-        __syncwarp();
     }
 
     /* Sums whose rows are rows of the gradient: 64 columns at a time through this warp's staging rows. */
@@ -706,9 +628,9 @@ struct backward_consumer : consumer_base {
             if (w.stored) {
                 const bool narrow = p.narrow && !(w.cuts & MOK_RUN_GOES_ON);
                 if (narrow && down)
-                    load_bf16<true>(d);
+                    load_bf16<true>(*this, d);
                 else if (narrow)
-                    load_bf16<false>(d);
+                    load_bf16<false>(*this, d);
                 else if (down)
                     load_sums<true>(d);
                 else
@@ -719,9 +641,9 @@ struct backward_consumer : consumer_base {
             }
             const bool narrow = p.narrow && !(w.cuts & MOK_RUN_IS_CUT);
             if (narrow && down)
-                store_bf16_down(d, w);
+                store_bf16_down(*this, d, place_of(w));
             else if (narrow)
-                store_bf16_across(d, w);
+                store_bf16_across(*this, d, place_of(w));
             else if (down)
                 store_sums_down(d, w);
             else
