@@ -56,4 +56,7 @@ function(mok_test_environment name label timeout)
     endif()
     set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout} SKIP_RETURN_CODE 77
         ENVIRONMENT "MOK_BUILD_DIR=${CMAKE_BINARY_DIR};MOK_SOURCE_DIR=${CMAKE_SOURCE_DIR};OPENBLAS_NUM_THREADS=1")
+    if(label MATCHES "^(chaos|gpu)$") # they measure, or there is one of what they need
+        set_tests_properties(${name} PROPERTIES RESOURCE_LOCK alone)
+    endif()
 endfunction()

@@ -116,7 +116,7 @@ build_all() {
     deploy/deps.sh
     phase="building"
     say "building into $build (some minutes the first time)"
-    if ! { cmake --preset release && ninja -C "$build"; } >"$work/build.log" 2>&1; then
+    if ! { cmake --preset release && ninja -C "$build" mokd mok-worker mokctl train_moe_lm; } >"$work/build.log" 2>&1; then
         die "the build failed"
     fi
 }

@@ -61,6 +61,16 @@ struct mok_engine_span {
     uint64_t start_ns, end_ns; /* CLOCK_MONOTONIC */
 };
 
+/*
+ * Words in host memory by which a device starts an operation by itself and says that it is over. The client may write
+ * both at any time, and harms nobody but itself.
+ */
+struct mok_engine_gate {
+    const uint32_t *start; /* the operation goes once this has come to `number`, as a signed difference */
+    uint32_t *done;        /* gets `number` when the operation is over, well or not */
+    uint32_t number;
+};
+
 struct mok_engine_ops {
     const char *name;
     uint32_t kind;   /* enum mok_device_kind */
@@ -84,10 +94,25 @@ struct mok_engine_ops {
 
     /* Starts a phase; `args` must live until it has ended. -MOK_EBUSY while another phase runs. */
     int (*start)(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase);
-    /* 1 and *ret once the phase started last has ended (told once), 0 while it runs or when none was started. */
+    /*
+     * 1 and *ret once the oldest phase has ended (told once), 0 while it runs or when none was started; 2 in the place
+     * of 1 where it was started ahead and has been withdrawn: it did nothing.
+     */
     int (*poll)(struct mok_engine *engine, struct mok_op_result *ret);
     /* Asks the running phase to stop soon; it then ends with -MOK_ECANCELED. */
     void (*abort)(struct mok_engine *engine);
+
+    /*
+     * These are NULL where a device cannot start by itself. MOK_PHASE_WHOLE, behind what runs, at most one at a time;
+     * it goes when its gate opens, at once if that is open. A negative code: nothing was started; what the arguments lack,
+     * start() says. The memory of its words has been mapped before, which returns 0 or -MOK_E*.
+     */
+    int (*gate_map)(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message);
+    void (*gate_unmap)(struct mok_engine *engine, void *memory);
+    int (*start_ahead)(struct mok_engine_layer *layer, const struct mok_op_args *args,
+                       const struct mok_engine_gate *gate);
+    /* Lets it pass without doing anything, unless it runs already; poll tells which. */
+    void (*withdraw)(struct mok_engine *engine);
 
     /*
      * From now on `told` hears of each piece of work that ends, from the engine's threads, and must be quick; NULL:

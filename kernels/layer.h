@@ -164,7 +164,7 @@ struct mok_op_result {
     uint64_t padded_rows;
     uint64_t macrobatches;
     uint64_t minibatches;
-    const uint64_t *expert_rows; /* [E_l], the engine's own; stays until the layer's next MAIN starts */
+    const uint64_t *expert_rows; /* [E_l], the engine's own; stays until a next MAIN starts */
 };
 
 #ifdef __cplusplus

@@ -76,20 +76,29 @@ __global__ void add_rows(size_t rows, size_t columns, const float *from, float *
 constexpr uint32_t TILE = 64, DEPTH = 16, PART = 4, PITCH = TILE + 4;
 constexpr size_t GEMM_SHARED = 2 * DEPTH * PITCH * sizeof(float);
 
-/* tile[k][i] = from[i][k], or from[k][i] where the matrix is stored so; zero outside of it. */
-template <bool KByRow>
-__device__ inline void load_tile(float *tile, const float *from, size_t rows, size_t depth, size_t row0, size_t k0)
-{
-    for (uint32_t n = threadIdx.x; n < TILE * DEPTH; n += BLOCK) {
-        const uint32_t i = KByRow ? n % TILE : n / DEPTH, k = KByRow ? n / TILE : n % DEPTH;
-        const size_t row = row0 + i, at = k0 + k;
-        float value = 0;
-        if (row < rows && at < depth)
-            value = KByRow ? from[at * rows + row] : from[row * depth + at];
-        tile[k * PITCH + i] = value;
-    }
-}
+/* This thread's part of tile[k][i] = from[i][k], or from[k][i] where the matrix is stored so; zero outside of it. */
+template <bool KByRow> struct tile_part {
+    float value[TILE * DEPTH / BLOCK];
 
+    __device__ void read(const float *from, size_t rows, size_t depth, size_t row0, size_t k0)
+    {
+        for (uint32_t e = 0; e < TILE * DEPTH / BLOCK; e++) {
+            const uint32_t n = e * BLOCK + threadIdx.x;
+            const size_t row = row0 + (KByRow ? n % TILE : n / DEPTH), k = k0 + (KByRow ? n / TILE : n % DEPTH);
+            value[e] = row < rows && k < depth ? from[KByRow ? k * rows + row : row * depth + k] : 0;
+        }
+    }
+
+    __device__ void put(float *tile) const
+    {
+        for (uint32_t e = 0; e < TILE * DEPTH / BLOCK; e++) {
+            const uint32_t n = e * BLOCK + threadIdx.x;
+            tile[(KByRow ? n / TILE : n % DEPTH) * PITCH + (KByRow ? n % TILE : n / DEPTH)] = value[e];
+        }
+    }
+};
+
+/* The next part of the matrices is read while this one is multiplied. */
 template <bool TransposedA, bool TransposedB>
 __global__ void __launch_bounds__(BLOCK)
     product(size_t m, size_t n, size_t k, const float *a, const float *b, float beta, float *c)
@@ -97,19 +106,23 @@ __global__ void __launch_bounds__(BLOCK)
     float *tile_a = block_memory(), *tile_b = tile_a + DEPTH * PITCH, sum[PART][PART] = {};
     const size_t row0 = static_cast<size_t>(blockIdx.y) * TILE, column0 = static_cast<size_t>(blockIdx.x) * TILE;
     const uint32_t y = threadIdx.x / (TILE / PART) * PART, x = threadIdx.x % (TILE / PART) * PART;
+    tile_part<TransposedA> part_a;
+    tile_part<!TransposedB> part_b;
+    part_a.read(a, m, k, row0, 0);
+    part_b.read(b, n, k, column0, 0);
     for (size_t k0 = 0; k0 < k; k0 += DEPTH) {
-        load_tile<TransposedA>(tile_a, a, m, k, row0, k0);
-        load_tile<!TransposedB>(tile_b, b, n, k, column0, k0);
+        part_a.put(tile_a);
+        part_b.put(tile_b);
         __syncthreads();
+        part_a.read(a, m, k, row0, k0 + DEPTH);
+        part_b.read(b, n, k, column0, k0 + DEPTH);
         for (uint32_t d = 0; d < DEPTH; d++) {
-            float va[PART], vb[PART];
-            for (uint32_t i = 0; i < PART; i++)
-                va[i] = tile_a[d * PITCH + y + i];
-            for (uint32_t i = 0; i < PART; i++)
-                vb[i] = tile_b[d * PITCH + x + i];
+            const float4 va = *reinterpret_cast<const float4 *>(&tile_a[d * PITCH + y]);
+            const float4 vb = *reinterpret_cast<const float4 *>(&tile_b[d * PITCH + x]);
+            const float of_a[PART] = { va.x, va.y, va.z, va.w }, of_b[PART] = { vb.x, vb.y, vb.z, vb.w };
             for (uint32_t i = 0; i < PART; i++)
                 for (uint32_t j = 0; j < PART; j++)
-                    sum[i][j] += va[i] * vb[j];
+                    sum[i][j] += of_a[i] * of_b[j];
         }
         __syncthreads();
     }

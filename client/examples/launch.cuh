@@ -32,7 +32,7 @@ __device__ inline float *block_memory()
 #ifdef MOK_EMULATED
     return reinterpret_cast<float *>(::emu::shared_base());
 #else
-    extern __shared__ float memory[];
+    extern __shared__ __align__(16) float memory[];
     return memory;
 #endif
 }

@@ -73,6 +73,8 @@ static cJSON *job_json(const Mok__JobInfo *j)
     mokctl_json_number(object, "rows", j->rows);
     mokctl_json_number(object, "weight", j->weight);
     mokctl_json_number(object, "age_ms", j->age_ms);
+    cJSON_AddBoolToObject(object, "resumable", j->resumable);
+    cJSON_AddBoolToObject(object, "away", j->away);
     return object;
 }
 
@@ -187,6 +189,8 @@ cJSON *mokctl_status_json(enum mokctl_part part, const Mok__StatusReply *status)
         mokctl_json_number(root, "uptime_ms", status->uptime_ms);
         mokctl_json_number(root, "ops_done", status->ops_done);
         mokctl_json_number(root, "errors", status->errors);
+        mokctl_json_number(root, "store_used", status->store_used);
+        mokctl_json_number(root, "store_bound", status->store_bound);
     }
     if (part == MOKCTL_STATUS || part == MOKCTL_DEVICES)
         add_devices(root, status);

@@ -188,10 +188,16 @@ static int print_devices(const Mok__StatusReply *status)
     return r;
 }
 
+/* What a restart of mokd does to it; away: there was one, and its client has not come back yet. */
+static const char *restart_text(const Mok__JobInfo *job)
+{
+    return job->away ? "away" : job->resumable ? "goes on" : "ends";
+}
+
 static int print_jobs(const Mok__StatusReply *status)
 {
-    static const char *const names[] = { "SESSION", "JOB",    "USER",   "PID",    "AGE", "MEMORY",
-                                         "BUFFERS", "GROUPS", "LAYERS", "QUEUES", "OPS" };
+    static const char *const names[] = { "SESSION", "JOB",    "USER",   "PID", "AGE",     "MEMORY", "BUFFERS",
+                                         "GROUPS",  "LAYERS", "QUEUES", "OPS", "RESTART" };
     _Static_assert(ARRAY_SIZE(names) <= TABLE_MAX_COLUMNS, "columns");
     _cleanup_table_ struct table table = { 0 };
 
@@ -209,6 +215,7 @@ static int print_jobs(const Mok__StatusReply *status)
         table_put(&table, "%" PRIu32, j->layers);
         table_put(&table, "%" PRIu32, j->queues);
         table_put(&table, "%" PRIu64, j->ops_done);
+        table_put(&table, "%s", restart_text(j));
     }
     return table_print(&table);
 }
@@ -283,13 +290,31 @@ static int print_layers(const Mok__StatusReply *status)
     return table_print(&table);
 }
 
+static void print_store(const Mok__StatusReply *status)
+{
+    uint32_t goes_on = 0, away = 0;
+
+    for (size_t i = 0; i < status->n_job; i++) {
+        goes_on += status->job[i]->resumable;
+        away += status->job[i]->away;
+    }
+    if (status->store_bound == 0) {
+        fputs("over a restart: nothing, no service manager keeps descriptors\n\n", stdout);
+        return;
+    }
+    printf("over a restart: %" PRIu32 " sessions go on (%" PRIu32 " away), with %" PRIu32 " of %" PRIu32
+           " descriptors in the service manager's store\n\n",
+           goes_on, away, status->store_used, status->store_bound);
+}
+
 static int print_status(const Mok__StatusReply *status)
 {
     char up[64];
 
     duration(status->uptime_ms, up, sizeof(up));
-    printf("mokd %s, pid %" PRIu32 ", up %s, %" PRIu64 " operations, %" PRIu64 " errors\n\n", status->version,
-           status->pid, up, status->ops_done, status->errors);
+    printf("mokd %s, pid %" PRIu32 ", up %s, %" PRIu64 " operations, %" PRIu64 " errors\n", status->version, status->pid,
+           up, status->ops_done, status->errors);
+    print_store(status);
     if (print_devices(status) < 0)
         return -1;
     putchar('\n');

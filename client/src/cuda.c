@@ -347,6 +347,7 @@ void cuda_unregister(struct cuda_device *device, void *memory)
 static int hand_over(void *stream, const struct cuda_words *words, uint32_t number)
 {
     union memory_operation operation[] = {
+        { { .operation = OPERATION_WRITE, .at = words->start, .value = number } },
         { { .operation = OPERATION_WRITE, .at = words->doorbell, .value = number } },
         { { .operation = OPERATION_WAIT, .at = words->done, .value = number } },
         { { .operation = OPERATION_WRITE, .at = words->passed, .value = number } },
@@ -355,7 +356,7 @@ static int hand_over(void *stream, const struct cuda_words *words, uint32_t numb
 
     if (cu.capturing(stream, &capturing) == 0 && capturing)
         return client_fail(MOK_ESTATE, "stream: is being captured; an operation's numbers cannot be replayed");
-    result r = cu.batch(stream, 3, operation, 0);
+    result r = cu.batch(stream, sizeof(operation) / sizeof(operation[0]), operation, 0);
     return r == 0 ? 0 : fail(r, "stream: handing an operation over");
 }
 

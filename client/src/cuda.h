@@ -32,14 +32,14 @@ void cuda_unmap(struct cuda_device *device, void *address, uint64_t bytes);
 int cuda_register(struct cuda_device *device, void *address, uint64_t bytes, uint64_t *ret_device_address);
 void cuda_unregister(struct cuda_device *device, void *address);
 
-/* Addresses of three words as the GPU sees them. */
+/* Addresses of the words of a slot as the GPU sees them. */
 struct cuda_words {
-    uint64_t doorbell, done, passed;
+    uint64_t start, doorbell, done, passed;
 };
 
 /*
- * Makes the stream write `number` to doorbell, wait until done has reached it, and write it to passed. Waits only where
- * the stream can take no more. -MOK_ESTATE: the stream is being captured; -MOK_EDEVICE.
+ * Makes the stream write `number` to start and doorbell, wait until done has reached it, and write it to passed. Waits
+ * only where the stream can take no more. -MOK_ESTATE: the stream is being captured; -MOK_EDEVICE.
  */
 int cuda_hand_over(struct cuda_device *device, void *stream, const struct cuda_words *words, uint32_t number);
 

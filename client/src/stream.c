@@ -98,6 +98,7 @@ int stream_hand_over(struct stream_page *page, uint32_t slot, void *stream)
 {
     uint64_t at = page->device_address + slot * sizeof(struct mok_stream_slot);
     const struct cuda_words words = {
+        .start = at + offsetof(struct mok_stream_slot, start),
         .doorbell = at + offsetof(struct mok_stream_slot, doorbell),
         .done = at + offsetof(struct mok_stream_slot, done),
         .passed = at + offsetof(struct mok_stream_slot, passed),

@@ -9,13 +9,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/sysinfo.h>
 #include <sys/un.h>
 
 #include <ini.h>
 
 #include "endpoint.h"
 #include "kernels/layer.h"
+#include "memory_bound.h"
 #include "names.h"
 
 static const struct key daemon_keys[] = {
@@ -499,17 +499,16 @@ static char *read_line(char *buffer, int size, void *cookie)
 
 /* ------------------------------------------------------------------ the whole */
 
-/* Devices that name no memory share half of the machine's. */
+/* Devices that name no memory share half of what there is. */
 static void fill_device_memory(struct mokd_config *config)
 {
-    struct sysinfo info;
     uint64_t sharers = 0;
 
     for (size_t i = 0; i < config->n_devices; i++)
         sharers += config->devices[i].memory == 0;
-    if (sharers == 0 || sysinfo(&info) < 0)
+    if (sharers == 0)
         return;
-    uint64_t half = (uint64_t)info.totalram * info.mem_unit / 2;
+    uint64_t half = mokd_memory_bound(NULL) / 2;
     for (size_t i = 0; i < config->n_devices; i++)
         if (config->devices[i].memory == 0)
             config->devices[i].memory = half / sharers;

@@ -213,7 +213,32 @@ static void make_directory(const char *path)
         mok_log(MOK_LOG_DEBUG, "listener", "directory not made", "socket=%s error=\"%s\"", path, strerror(errno));
 }
 
-/* Removes what is at the path, but only if it is a socket: the lock says that its mokd is dead. */
+/* Whether somebody listens there, who may hold no lock of ours: a service manager that would start mokd. */
+static bool is_served(const char *path)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0 || strlen(path) >= sizeof(address.sun_path))
+        return false;
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    return connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0 || (errno != ECONNREFUSED && errno != ENOENT);
+}
+
+/* As lock_within: what a killed mokd's child holds for a moment is stale. */
+static bool stays_served(const char *path, unsigned ms)
+{
+    struct timespec pause = { .tv_nsec = 20 * 1000000 };
+
+    for (unsigned waited = 0; is_served(path); waited += 20) {
+        if (waited >= ms)
+            return true;
+        nanosleep(&pause, NULL);
+    }
+    return false;
+}
+
+/* Removes what is at the path, but only if it is a socket that nobody serves. */
 static int clear_path(const char *path, struct mokd_error *error)
 {
     struct stat status;
@@ -222,6 +247,11 @@ static int clear_path(const char *path, struct mokd_error *error)
         return errno == ENOENT ? 0 : mokd_error_set(error, -MOK_EIO, "%s: %s", path, strerror(errno));
     if (!S_ISSOCK(status.st_mode))
         return mokd_error_set(error, -MOK_EEXIST, "%s is there and is no socket; it stays", path);
+    if (stays_served(path, LOCK_MS))
+        return mokd_error_set(error, -MOK_EEXIST,
+                              "somebody serves %s already, if mokd is a service of this machine then systemd: see "
+                              "`systemctl status mokd.socket`, or choose another place with --socket or --runtime-dir",
+                              path);
     if (unlink(path) < 0)
         return mokd_error_set(error, -MOK_EACCESS, "%s cannot be removed: %s", path, strerror(errno));
     mok_log(MOK_LOG_NOTICE, "listener", "stale socket removed", "socket=%s", path);

@@ -439,6 +439,21 @@ static void add_peer(struct out *out, const struct rack_node_info *info, enum pe
     }
 }
 
+/* So that what nodes serve can be told apart, and added up, by their names in the rack. */
+static void add_node(struct out *out, const struct mokd_server *server)
+{
+    char labels[LABELS_BYTES], domain[MOK_MAX_NAME + 1];
+    struct rack_node_info info;
+
+    family(out, INFO, "mok_node", NULL, "This node's name in its rack, and its NVLink domain.");
+    for (uint32_t node = 0; server->rack && node < RACK_MAX_NODES; node++)
+        if (rack_info(server->rack, node, &info) == 0 && info.self)
+            whole(out,
+                  format_labels(labels, "{node=\"%s\",link_domain=\"%s\"}", info.name,
+                                clean(info.link_domain, domain, sizeof(domain))),
+                  1);
+}
+
 static void add_peers(struct out *out, const struct mokd_server *server)
 {
     static const struct {
@@ -483,6 +498,7 @@ char *mokd_metrics_text(struct mokd_server *server, enum mokd_metrics_format for
     add_latencies(&out, server);
     add_jobs(&out, server);
     add_layers(&out, server);
+    add_node(&out, server);
     add_peers(&out, server);
     fputs("# EOF\n", out.file);
     bool failed = ferror(out.file);

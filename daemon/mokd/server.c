@@ -18,6 +18,7 @@
 #include "inherited.h"
 #include "layer.h"
 #include "listener.h"
+#include "memory_bound.h"
 #include "mps.h"
 #include "names.h"
 #include "rack_groups.h"
@@ -30,6 +31,7 @@
 #include "session.h"
 #include "state.h"
 #include "storage.h"
+#include "threads.h"
 #include "timer.h"
 #include "trace.h"
 #include "usage.h"
@@ -250,11 +252,27 @@ static bool has_gpu(const struct mokd_config *config)
     return false;
 }
 
+/* Who fills a device's memory must not make the kernel end something for want of it. */
+static void check_memory(const struct mokd_server *server)
+{
+    int limited;
+    uint64_t bound = mokd_memory_bound(&limited), promised = 0;
+
+    for (size_t i = 0; i < server->config->n_devices; i++)
+        if (server->config->devices[i].kind == MOK_DEVICE_HOST)
+            promised += server->config->devices[i].memory;
+    if (bound > 0 && promised > bound)
+        mok_log(MOK_LOG_WARNING, "server", "devices promise more memory than there is: the kernel will end processes",
+                "promised=%" PRIu64 " bound=%" PRIu64 " remedy=\"%s\"", promised, bound,
+                limited ? "raise MemoryMax of the unit, or lower memory of the devices" : "lower memory of the devices");
+}
+
 /* A limit that will be missed later, in a driver or in somebody's request, is named now. */
 static void check_limits(const struct mokd_server *server, rlim_t descriptors)
 {
     struct rlimit locked;
 
+    check_memory(server);
     if (descriptors < FEW_DESCRIPTORS)
         mok_log(MOK_LOG_WARNING, "server", "few descriptors: jobs will be refused some",
                 "limit=%" PRIu64 " wanted=%u remedy=\"raise LimitNOFILE of the unit, or ulimit -n\"",
@@ -333,8 +351,8 @@ static int start(struct mokd_server *server)
     server->descriptor_share = descriptor_share(server);
     memset(server->reserve, -1, sizeof(server->reserve));
     mokd_reserve_open(server);
-    int r = 0;
-    if (getrandom(server->boot_id, sizeof(server->boot_id), 0) != sizeof(server->boot_id))
+    int r = mokd_threads_start(&server->loop, &error);
+    if (r == 0 && getrandom(server->boot_id, sizeof(server->boot_id), 0) != sizeof(server->boot_id))
         r = mokd_error_set(&error, -MOK_EIO, "no random bytes");
     if (r == 0 && mokd_storage_start(server) < 0)
         r = mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
@@ -405,8 +423,7 @@ int mokd_server_run(const struct mokd_options *options)
     TAILQ_INIT(&server.pools);
     TAILQ_INIT(&server.groups);
     TAILQ_INIT(&server.job_totals);
-    /* A large allocation holds a thread for a while; of libuv's four, a few users could hold all. */
-    setenv("UV_THREADPOOL_SIZE", "16", 0);
+    mokd_threads_choose();
     signal(SIGPIPE, SIG_IGN);
     mokd_recent_start();
     int r = uv_loop_init(&server.loop);

@@ -12,7 +12,9 @@
 #include "error.h"
 
 /* Version of the file and of what cannot be understood without knowing it; the bytes inside evolve by themselves. */
+#ifndef MOKD_STATE_FORMAT /* a test builds a mokd of another format */
 #define MOKD_STATE_FORMAT 1u
+#endif
 #define MOKD_STATE_MAX_BYTES (8u << 20)
 
 /* An empty file of a fixed size. -MOK_EFDS, -MOK_ENOMEM, -MOK_EIO. */

@@ -369,8 +369,8 @@ static bool is_mokds(const char *entry)
  */
 static char **environment_of(const struct mokd_config *config, const struct mokd_device_config *device)
 {
-    bool mps = config->sharing == MOKD_SHARING_MPS;
-    size_t count = 0, kept = 4;
+    bool mps = config->sharing == MOKD_SHARING_MPS, yields = mps && device->yield_us > 0;
+    size_t count = 0, kept = yields ? 4 : 3;
 
     while (environ[count])
         count++;
@@ -384,14 +384,15 @@ static char **environment_of(const struct mokd_config *config, const struct mokd
     list[0] = strdup(visible);
     list[1] = list[0] ? strdup(pipe) : NULL;
     list[2] = list[1] ? strdup(ORDER "PCI_BUS_ID") : NULL;
-    list[3] = list[2] ? strdup(mps && device->yield_us ? PRIORITY "1" : PRIORITY "0") : NULL;
-    if (!list[3]) {
+    if (yields && list[2])
+        list[3] = strdup(PRIORITY "1");
+    if (!list[kept - 1]) {
         environment_free(list);
         return NULL;
     }
     for (size_t i = 0; i < count; i++) {
         if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER) || is_of(environ[i], PIPE) ||
-            is_of(environ[i], PRIORITY) || is_mokds(environ[i]))
+            (yields && is_of(environ[i], PRIORITY)) || is_mokds(environ[i]))
             continue;
         list[kept] = strdup(environ[i]);
         kept += list[kept] != NULL;

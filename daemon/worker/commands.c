@@ -142,7 +142,8 @@ static bool buffer_is_free(struct dispatcher *d, const struct worker_buffer *buf
 {
     layers_each(d, layer)
     {
-        if (worker_layer_is_over(layer) && layer != d->running)
+        bool held = layer == d->running || (d->ahead.op && d->ahead.op->layer == layer);
+        if (worker_layer_is_over(layer) && !held)
             unbind(layer, buffer);
     }
     return buffer->pins == 0;

@@ -64,6 +64,18 @@ struct worker_report *dispatcher_reports(struct dispatcher *d)
     return worker_mailbox_take_all(&d->outbox);
 }
 
+void dispatcher_quiet(struct dispatcher *d, bool quiet)
+{
+    const struct timespec nap = { .tv_nsec = 20000 };
+
+    /* Either it sees that we want quiet before it starts something, or we see that it has. */
+    __atomic_add_fetch(&d->quiet, quiet ? 1u : -1u, __ATOMIC_SEQ_CST);
+    while (quiet && __atomic_load_n(&d->waiting, __ATOMIC_SEQ_CST)) {
+        notify(d);
+        nanosleep(&nap, NULL);
+    }
+}
+
 struct mok_engine *dispatcher_engine(const struct dispatcher *d)
 {
     return d->engine;
@@ -143,6 +155,7 @@ static bool pass(struct dispatcher *d, uint64_t *ret_deadline_ns)
     moved |= take_submissions(d);
     moved |= step_layers(d);
     moved |= phases_start(d);
+    ahead_offer(d);
     *ret_deadline_ns = operations_check_deadlines(d);
     if (d->something_ended) {
         d->something_ended = false;
@@ -167,7 +180,7 @@ static void set_sleeping(struct dispatcher *d, bool sleeping)
 /* Whether what comes next is a GPU's to say, which rings no bell. */
 static bool waits_for_gpu(const struct dispatcher *d)
 {
-    return d->awaited || (d->looks_at_engine && d->running);
+    return d->awaited || d->ahead.op || (d->looks_at_engine && d->running);
 }
 
 /* How long it looks before it sleeps. */
@@ -216,7 +229,7 @@ static void sleep_a_while(struct dispatcher *d)
 
 static bool finished(const struct dispatcher *d)
 {
-    return d->stop && !d->running && !d->active;
+    return d->stop && !d->running && !d->ahead.op && !d->active;
 }
 
 /* Whatever still runs has been told to stop; every completion that is owed is out. */

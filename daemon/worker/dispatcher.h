@@ -93,6 +93,12 @@ int dispatcher_fd(const struct dispatcher *dispatcher);
 /* All reports so far, oldest first, by `next`; NULL: none. */
 struct worker_report *dispatcher_reports(struct dispatcher *dispatcher);
 
+/*
+ * From true to false the device waits for no client's stream, which could hold up calls to its driver for as long; by
+ * any other thread, nested too. True waits for an end of that, a moment.
+ */
+void dispatcher_quiet(struct dispatcher *dispatcher, bool quiet);
+
 /* For mapping memory and opening layers, which the control thread does itself. */
 struct mok_engine *dispatcher_engine(const struct dispatcher *dispatcher);
 

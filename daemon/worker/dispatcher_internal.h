@@ -6,6 +6,7 @@
  *   dispatcher.c   the thread: what it looks at, in which order, and how it sleeps
  *   operations.c   an operation from submission to completion; groups that break
  *   phases.c       the engine: who gets it, with which arguments
+ *   ahead.c        an operation that the device starts by itself
  *   commands.c     what the control thread asks for
  *   trace.c        events for whoever asks for them
  *   count.c        numbers for whoever looks from outside
@@ -39,6 +40,8 @@ struct dispatcher {
     struct worker_mailbox inbox, outbox;
     uint32_t notified; /* a command or the end of a phase may be there */
     uint32_t asleep;   /* write the bell after setting `notified` */
+    uint32_t quiet;    /* nothing is to be started ahead */
+    uint32_t waiting;  /* something is */
 
     /* the dispatcher thread */
     struct worker_tables tables;
@@ -49,6 +52,13 @@ struct dispatcher {
     struct fair_share share;
     struct worker_layer *running; /* its first operation has the engine */
     enum mok_phase running_phase;
+    struct {
+        struct worker_op *op; /* started ahead, behind `running` if there is one; not begun yet; NULL: none */
+        struct mok_op_args args;
+        struct mok_peer peer;
+        bool withdrawn;         /* the engine has been told; it says what became of it */
+        uint64_t not_before_ns; /* none is started ahead until then */
+    } ahead;
     struct dispatcher_command *parked; /* commands that wait for something to end, oldest first */
     struct dispatcher_command *stop;   /* answered last */
     uint64_t order;                    /* of layers that became runnable */
@@ -89,7 +99,30 @@ struct worker_op *operations_find(const struct worker_queue *queue, uint64_t use
 /* Whether an operation that can still run uses the buffer. */
 bool operations_use(const struct worker_layer *layer, const struct worker_buffer *buffer);
 
+/* The operation's turn has come: it gets its number. */
+void operations_begin(struct worker_layer *layer, struct worker_op *op);
+/* It does not wait for its stream any more. */
+void operations_await_no_more(struct dispatcher *d, struct worker_op *op);
+void operations_make_runnable(struct dispatcher *d, struct worker_layer *layer, enum mok_dispatch_action action);
+
+/* ahead.c */
+/* Starts the operation that comes next ahead, if there is one that can be; cheap. */
+void ahead_offer(struct dispatcher *d);
+/* While nothing runs: whether the one ahead has started, ended or been let go; true if anything moved. */
+bool ahead_poll(struct dispatcher *d);
+/* Starts a phase of the layer's first operation, so that the device tells its client's stream of the end if it can. */
+int ahead_start(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase);
+/* Asks for it back; ahead_poll tells. */
+void ahead_withdraw(struct dispatcher *d);
+/* The same at once: waits until it is back or over, a moment. True: it has done nothing. */
+bool ahead_take_back(struct dispatcher *d);
+
 /* phases.c */
+void phases_fill_args(const struct worker_layer *layer, const struct worker_op *op, struct mok_op_args *ret);
+/* The layer's first operation has the engine. */
+void phases_running(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase);
+/* The end of what runs. */
+void phases_ended(struct dispatcher *d, const struct mok_op_result *result);
 /* Takes the end of the running phase; true if it had ended. */
 bool phases_poll(struct dispatcher *d);
 /* Gives the engine to the most deserving layer; true if one got it. */

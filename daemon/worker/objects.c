@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "common/log.h"
 #include "memory.h"
 #include "names.h"
 
@@ -70,15 +71,15 @@ int objects_queue_make(const Mok__WorkerQueueOpen *request, struct mok_wire_fds 
     queue->doorbell = -1;
     r = queue_map(request, fds, queue, message);
     if (r < 0) {
-        objects_queue_free(queue);
+        objects_queue_free(NULL, queue);
         return r;
     }
     *ret = queue;
     return 0;
 }
 
-int objects_stream_map(const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds, struct worker_queue *queue,
-                       struct mok_message *message)
+int objects_stream_map(const struct objects_engine *on, const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds,
+                       struct worker_queue *queue, struct mok_message *message)
 {
     uint64_t needed = queue->ring.layout.cq_entries * sizeof(struct mok_stream_slot);
     void *memory;
@@ -96,13 +97,22 @@ int objects_stream_map(const Mok__WorkerStreamOpen *request, struct mok_wire_fds
         return objects_refuse(message, r, "queue %u: stream slots: cannot be mapped: %s", queue->id, mok_error_text(r));
     queue->stream_memory = memory;
     queue->stream_bytes = request->bytes;
+    if (on->ops->gate_map) {
+        struct mok_message why;
+        queue->gated = on->ops->gate_map(on->engine, memory, request->bytes, &why) == 0;
+        if (!queue->gated)
+            mok_log(MOK_LOG_WARNING, "queue", "the CPU starts its operations", "queue=%u error=\"%s\"", queue->id,
+                    why.text);
+    }
     return 0;
 }
 
-void objects_queue_free(struct worker_queue *queue)
+void objects_queue_free(const struct objects_engine *on, struct worker_queue *queue)
 {
     if (!queue)
         return;
+    if (queue->gated)
+        on->ops->gate_unmap(on->engine, queue->stream_memory);
     mok_memory_unmap(queue->stream_memory, queue->stream_bytes);
     mok_queue_worker_release(&queue->ring);
     mok_close(queue->doorbell);

@@ -12,18 +12,21 @@
 #include "util.h"
 #include "wire.h"
 
+struct dispatcher;
+
 struct objects_engine {
     const struct mok_engine_ops *ops;
     struct mok_engine *engine;
     struct mok_device_limits limits;
+    struct dispatcher *dispatcher;
 };
 
 /* Each takes the descriptors it needs out of `fds`. 0, or -MOK_E* and the sentence. */
 int objects_queue_make(const Mok__WorkerQueueOpen *request, struct mok_wire_fds *fds, struct worker_queue **ret,
                        struct mok_message *message);
 /* Maps the slots by which streams hand over to the queue. */
-int objects_stream_map(const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds, struct worker_queue *queue,
-                       struct mok_message *message);
+int objects_stream_map(const struct objects_engine *on, const Mok__WorkerStreamOpen *request, struct mok_wire_fds *fds,
+                       struct worker_queue *queue, struct mok_message *message);
 int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds *fds, struct worker_group **ret,
                        struct mok_message *message);
 /* `group`: NULL for a private buffer. */
@@ -35,7 +38,7 @@ int objects_layer_make(const struct objects_engine *on, const Mok__WorkerLayerOp
                        struct mok_message *message);
 
 /* All accept NULL and half-made objects. */
-void objects_queue_free(struct worker_queue *queue);
+void objects_queue_free(const struct objects_engine *on, struct worker_queue *queue);
 void objects_group_free(struct worker_group *group);
 void objects_buffer_free(const struct objects_engine *on, struct worker_buffer *buffer);
 void objects_layer_free(const struct objects_engine *on, struct worker_layer *layer);

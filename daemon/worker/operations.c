@@ -163,7 +163,7 @@ static bool awaits_stream(struct dispatcher *d, struct worker_op *op)
     return waits;
 }
 
-static void await_no_more(struct dispatcher *d, struct worker_op *op)
+void operations_await_no_more(struct dispatcher *d, struct worker_op *op)
 {
     d->awaited -= op->awaited;
     op->awaited = false;
@@ -177,7 +177,7 @@ static void leave(struct dispatcher *d, struct worker_op *op, struct mok_cqe *cq
     cqe->user_data = op->user_data;
     cqe->precision = (uint8_t)layer->plan.spec.precision;
     cqe->device_ns = op->device_ns;
-    await_no_more(d, op);
+    operations_await_no_more(d, op);
     layer_remove_first(d, layer);
     queue_unlink(op);
     pin_regions(op, false);
@@ -262,10 +262,13 @@ static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int cod
         op->dying_code = op->dying_code ? op->dying_code : code;
     if (keep)
         return;
-    if (d->running == layer) {
+    bool ahead = d->ahead.op && d->ahead.op->layer == layer;
+    if (ahead)
+        ahead_withdraw(d);
+    if (d->running == layer)
         d->ops->abort(d->engine);
+    if (ahead || d->running == layer)
         return;
-    }
     while (layer->first)
         operations_bury(d, layer->first);
 }
@@ -439,7 +442,7 @@ static int cancel(struct dispatcher *d, struct worker_queue *queue, uint64_t use
 
     if (!op)
         return -MOK_ENOENT;
-    if (op->dying_code)
+    if (op->dying_code || (d->ahead.op == op && !ahead_take_back(d)))
         return -MOK_EBUSY;
     if (op->begun) {
         int r = mok_dispatch_cancel(&op->dispatch, &op->layer->view, -MOK_ECANCELED);
@@ -460,6 +463,7 @@ static void accept_op(struct dispatcher *d, struct worker_op *op)
     op->begun = false;
     op->cancelled = false;
     op->awaited = false;
+    op->kept_back = false;
     op->dying_code = 0;
     op->device_ns = 0;
     memset(&op->dispatch, 0, sizeof(op->dispatch));
@@ -505,7 +509,7 @@ bool operations_take(struct dispatcher *d, struct worker_queue *queue)
     return true;
 }
 
-static void begin(struct worker_layer *layer, struct worker_op *op)
+void operations_begin(struct worker_layer *layer, struct worker_op *op)
 {
     const struct worker_span *x = &op->region[MOK_REGION_X], *d_out = &op->region[MOK_REGION_D_OUT];
     struct mok_op_info info = {
@@ -525,7 +529,7 @@ static void begin(struct worker_layer *layer, struct worker_op *op)
         mok_dispatch_cancel(&op->dispatch, &layer->view, -MOK_ECANCELED);
 }
 
-static void make_runnable(struct dispatcher *d, struct worker_layer *layer, enum mok_dispatch_action action)
+void operations_make_runnable(struct dispatcher *d, struct worker_layer *layer, enum mok_dispatch_action action)
 {
     layer->action = action;
     layer->runnable_order = ++d->order;
@@ -555,6 +559,8 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
     while (!layer->draining && layer->first && layer->action == MOK_ACT_WAIT) {
         struct worker_op *op = layer->first;
         bool flags_moved = false;
+        if (op == d->ahead.op) /* the engine's, until that says what became of it */
+            return moved;
         if (op->dying_code) {
             operations_bury(d, op);
             moved = true;
@@ -563,7 +569,7 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
         if (awaits_stream(d, op))
             return moved;
         if (!op->begun)
-            begin(layer, op);
+            operations_begin(layer, op);
         enum mok_dispatch_action action = mok_dispatch_step(&op->dispatch, &layer->view, d->now_ns, &flags_moved);
         if (flags_moved)
             dispatcher_ring_peers(d, layer);
@@ -577,7 +583,7 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
         case MOK_ACT_PREPARE:
         case MOK_ACT_MAIN:
         case MOK_ACT_REDUCE:
-            make_runnable(d, layer, action);
+            operations_make_runnable(d, layer, action);
             break;
         }
     }

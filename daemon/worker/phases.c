@@ -35,10 +35,10 @@ static void fill_params(const struct worker_span *param, struct mok_expert_param
     };
 }
 
-static void fill_args(struct worker_layer *layer, const struct worker_op *op)
+void phases_fill_args(const struct worker_layer *layer, const struct worker_op *op, struct mok_op_args *ret)
 {
-    layer->args = (struct mok_op_args){
-        .kind = op->dispatch.info.kind,
+    *ret = (struct mok_op_args){
+        .kind = op->opcode == MOK_OP_BACKWARD ? MOK_KIND_BACKWARD : MOK_KIND_FORWARD,
         .context_mode = op->context_mode,
         .flags = op->flags,
         .tokens = op->tokens,
@@ -50,7 +50,7 @@ static void fill_args(struct worker_layer *layer, const struct worker_op *op)
         .d_topk_weight = op->region[MOK_REGION_D_TOPK_WEIGHT].address,
         .peer = layer->peer,
     };
-    fill_params(layer->param, &layer->args.params);
+    fill_params(layer->param, &ret->params);
 }
 
 /* ------------------------------------------------------------------ peers */
@@ -116,25 +116,34 @@ static void phase_done(struct dispatcher *d, struct worker_layer *layer, const s
     unpin_peers(layer);
     op->device_ns += result->device_ns;
     if (op->dying_code) {
-        while (layer->first && layer->first->dying_code)
+        while (layer->first && layer->first->dying_code && layer->first != d->ahead.op)
             operations_bury(d, layer->first);
+        layer->action = MOK_ACT_WAIT;
         return;
     }
     layer->action = MOK_ACT_WAIT;
     mok_dispatch_phase_done(&op->dispatch, result);
 }
 
+void phases_ended(struct dispatcher *d, const struct mok_op_result *result)
+{
+    struct worker_layer *layer = d->running;
+
+    count_phase_end(d, layer, result);
+    d->running = NULL;
+    fair_charge(&layer->first->queue->share, result->device_ns);
+    phase_done(d, layer, result);
+}
+
 bool phases_poll(struct dispatcher *d)
 {
     struct mok_op_result result = { 0 };
 
-    if (!d->running || d->ops->poll(d->engine, &result) != 1)
+    if (!d->running)
+        return ahead_poll(d);
+    if (d->ops->poll(d->engine, &result) != 1)
         return false;
-    struct worker_layer *layer = d->running;
-    count_phase_end(d, layer, &result);
-    d->running = NULL;
-    fair_charge(&layer->first->queue->share, result.device_ns);
-    phase_done(d, layer, &result);
+    phases_ended(d, &result);
     return true;
 }
 
@@ -167,6 +176,13 @@ static enum mok_phase phase_of(const struct dispatcher *d, const struct worker_l
     }
 }
 
+void phases_running(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase)
+{
+    d->running = layer;
+    d->running_phase = phase;
+    count_phase_start(d, layer, phase);
+}
+
 bool phases_start(struct dispatcher *d)
 {
     struct mok_op_result result = { 0 };
@@ -176,10 +192,14 @@ bool phases_start(struct dispatcher *d)
     struct worker_layer *layer = most_deserving(d);
     if (!layer)
         return false;
+    if (d->ahead.op) { /* whose turn it is now was not to be foreseen */
+        ahead_withdraw(d);
+        return false;
+    }
     enum mok_phase phase = phase_of(d, layer);
     dispatcher_chaos(d);
     fair_pick(&d->share, &layer->first->queue->share);
-    fill_args(layer, layer->first);
+    phases_fill_args(layer, layer->first, &layer->args);
     if (phase == MOK_PHASE_WHOLE)
         mok_dispatch_whole(&layer->first->dispatch, &layer->view, d->now_ns);
     if ((phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE) && !resolve_peers(d, layer, &result)) {
@@ -187,14 +207,12 @@ bool phases_start(struct dispatcher *d)
         return true;
     }
     trace_phase_next(d, layer);
-    int r = d->ops->start(layer->engine_layer, &layer->args, phase);
+    int r = ahead_start(d, layer, phase);
     if (r < 0) {
         result = (struct mok_op_result){ .status = r };
         phase_done(d, layer, &result);
         return true;
     }
-    d->running = layer;
-    d->running_phase = phase;
-    count_phase_start(d, layer, phase);
+    phases_running(d, layer, phase);
     return true;
 }

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include "dispatcher.h"
 #include "util.h"
 
 struct reaper {
@@ -28,7 +29,7 @@ void reaper_destroy(const struct objects_engine *on, struct reaper_load *load)
         load->buffers = load->buffers->next;
         objects_buffer_free(on, buffer);
     }
-    objects_queue_free(load->queue);
+    objects_queue_free(on, load->queue);
     objects_group_free(load->group);
     *load = (struct reaper_load){ 0 };
 }
@@ -39,7 +40,9 @@ static void drain(struct reaper *reaper)
 
     for (; report; report = next) {
         next = report->next;
+        dispatcher_quiet(reaper->on->dispatcher, true);
         reaper_destroy(reaper->on, &worker_container_of(report, struct dispatcher_command, report)->load);
+        dispatcher_quiet(reaper->on->dispatcher, false);
         worker_mailbox_put(&reaper->outbox, report);
         worker_ring(reaper->done_fd);
     }
@@ -78,7 +81,7 @@ int reaper_start(const struct objects_engine *on, struct reaper **ret, struct mo
     if (error) {
         reaper_free(reaper);
         errno = error;
-        return objects_refuse(message, error == EMFILE || error == ENFILE ? -MOK_EFDS : -MOK_EIO, "reaper: %m");
+        return objects_refuse(message, error == EMFILE || error == ENFILE ? -MOK_EFDS : -MOK_EIO, "the reaper's thread cannot be started: %m");
     }
     *ret = reaper;
     return 0;

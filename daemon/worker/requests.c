@@ -136,7 +136,7 @@ static int stream_open(struct control *c, const Mok__WorkerStreamOpen *request, 
     if (!command->queue)
         return no_such(&command->report.message, "queue", request->queue);
     command->kind = COMMAND_STREAM_OPEN;
-    return objects_stream_map(request, fds, command->queue, &command->report.message);
+    return objects_stream_map(&c->on, request, fds, command->queue, &command->report.message);
 }
 
 /* ------------------------------------------------------------------ buffers */
@@ -382,6 +382,7 @@ static int start_threads(struct control *c, const struct dispatcher_config *conf
         return r;
     }
     c->on.engine = dispatcher_engine(c->dispatcher);
+    c->on.dispatcher = c->dispatcher;
     return 0;
 }
 
@@ -446,8 +447,10 @@ static void memory_alloc(struct control *c, uint64_t id, const Mok__WorkerMemory
     struct mok_message message = { "" };
     _cleanup_fd_ int memory = -1;
 
+    dispatcher_quiet(c->dispatcher, true);
     int r = request->bytes ? c->on.ops->memory_alloc(c->on.engine, request->bytes, &memory, &message)
                            : objects_refuse(&message, -MOK_ESIZE, "bytes: 0, bound at least 1");
+    dispatcher_quiet(c->dispatcher, false);
     if (r < 0)
         control_reply(c, id, r, message.text);
     else
@@ -499,6 +502,14 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
     }
 }
 
+/* Whether `prepare` maps memory or opens a layer. */
+static bool calls_driver(const Mok__WorkerRequest *request)
+{
+    return request->body_case == MOK__WORKER_REQUEST__BODY_STREAM_OPEN ||
+           request->body_case == MOK__WORKER_REQUEST__BODY_BUFFER_MAP ||
+           request->body_case == MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
+}
+
 void control_handle(struct control *c, const Mok__WorkerRequest *request, struct mok_wire_fds *fds)
 {
     struct mok_message message = { "" };
@@ -529,7 +540,12 @@ void control_handle(struct control *c, const Mok__WorkerRequest *request, struct
         return;
     }
     command->request = request->id;
+    bool quiet = calls_driver(request);
+    if (quiet)
+        dispatcher_quiet(c->dispatcher, true);
     int r = prepare(c, request, fds, command);
+    if (quiet)
+        dispatcher_quiet(c->dispatcher, false);
     if (r < 0) {
         control_reply(c, request->id, r, command->report.message.text);
         free(command);
@@ -609,7 +625,7 @@ void control_destroy_all(struct control *c)
     worker_index_each(&c->tables.buffers, node, next) chain(&c->tables.buffers, node, &load.buffers);
     reaper_destroy(&c->on, &load);
     worker_index_each(&c->tables.queues, node, next)
-        objects_queue_free(worker_container_of(node, struct worker_queue, control_node));
+        objects_queue_free(&c->on, worker_container_of(node, struct worker_queue, control_node));
     worker_index_each(&c->tables.groups, node, next)
         objects_group_free(worker_container_of(node, struct worker_group, control_node));
 }

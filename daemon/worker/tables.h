@@ -112,6 +112,7 @@ struct worker_queue {
     struct fair_user *spare_user; /* for fair_join; NULL once that took it */
     struct mok_stream_slot *stream_memory; /* [cq_entries]; NULL: no operation of it is on a stream */
     uint64_t stream_bytes;
+    bool gated; /* the device can wait for words in it */
     /* dispatcher */
     struct mok_stream_slot *stream; /* as stream_memory, once that was told */
     struct mok_queue_worker ring;
@@ -195,6 +196,7 @@ struct worker_op {
     uint8_t opcode, context_mode;
     bool on_stream;         /* the slot's words are how its client's stream and we hand over */
     bool awaited;           /* its stream has not brought the inputs yet */
+    bool kept_back;         /* cannot be started ahead */
     uint32_t stream_slot, stream_number;
     bool begun;     /* has its sequence number */
     bool cancelled; /* before it was ready; it is withdrawn once it is */

@@ -86,17 +86,6 @@ struct consumer_base {
             settle(d[i]);
     }
 
-    /*
-     * The next columns take the first places: a loop over parts of the sums whose body is there once, though registers
-     * have no addresses.
-     */
-    template <uint32_t By> __device__ static void shift(float (&d)[128])
-    {
-#pragma unroll
-        for (uint32_t i = 0; i + By < 128; i++)
-            d[i] = d[i + By];
-    }
-
     /* No row of this warpgroup is real: follows the stages. */
     __device__ void skip(uint32_t k_blocks)
     {

@@ -39,6 +39,7 @@ int mok_cuda_driver_load(struct mok_cuda_driver *ret, struct mok_message *messag
         { "cuMemUnmap", &d.unmap },
         { "cuMemSetAccess", &d.set_access },
         { "cuStreamWriteValue32", &d.write_value },
+        { "cuStreamWaitValue32", &d.wait_value },
     };
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
         if (find(calls[i].name, calls[i].at) < 0) {

@@ -23,6 +23,7 @@ struct mok_cuda_driver {
     __typeof__(cuMemUnmap) *unmap;
     __typeof__(cuMemSetAccess) *set_access;
     __typeof__(cuStreamWriteValue32) *write_value;
+    __typeof__(cuStreamWaitValue32) *wait_value;
 };
 
 int mok_cuda_driver_load(struct mok_cuda_driver *ret, struct mok_message *message);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA engine's host side: opens a device, readies a layer's arguments and tensor maps, launches phases.
+ * The CUDA engine's host side: opens a device, readies a layer's arguments and tensor maps, queues phases on a stream.
  * Never waits for the device except when a layer is opened or the engine closed.
  */
 #include <cuda.h>
@@ -20,7 +20,8 @@
 #include "engine_layer.h"
 
 #define WAIT_LIMIT_NS 10000000000ull
-#define FAULT_LOOK_NS 1000000u /* a phase that has not ended is asked about so often: the device may have failed */
+
+static void cuda_close(struct mok_engine *engine);
 
 static int fail(struct mok_message *message, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static int fail(struct mok_message *message, int code, const char *format, ...)
@@ -67,24 +68,30 @@ static int cuda_probe(const struct mok_engine_config *config, struct mok_device_
     return 0;
 }
 
-static void cuda_close(struct mok_engine *engine)
+/* Each entry's words lie apart, so that no line has two owners. */
+static int open_entries(struct mok_engine *e, struct mok_message *message)
 {
-    if (!engine)
-        return;
-    if (cudaSetDevice((int)engine->config.index) == cudaSuccess) {
-        uint32_t one = 1;
-        if (engine->running && engine->side)
-            cudaMemcpyAsync(engine->abort_word, &one, sizeof(one), cudaMemcpyHostToDevice, engine->side);
-        if (engine->stream)
-            cudaStreamSynchronize(engine->stream);
-        if (engine->side)
-            cudaStreamDestroy(engine->side);
-        if (engine->stream)
-            cudaStreamDestroy(engine->stream);
-        cudaFree(engine->abort_word);
-        cudaFreeHost(engine->report);
+    const size_t report = mok_round_up(sizeof(struct mok_cuda_report), 256), words = 256;
+    uint8_t *host = NULL, *device = NULL;
+
+    int r = check(cudaHostAlloc((void **)&host, MOK_CUDA_ENTRIES * report, cudaHostAllocPortable | cudaHostAllocMapped),
+                  "allocating the report", message);
+    e->entry[0].report = (struct mok_cuda_report *)host;
+    if (r == 0)
+        r = check(cudaMalloc((void **)&device, MOK_CUDA_ENTRIES * words), "allocating the abort word", message);
+    e->entry[0].abort_word = (uint32_t *)device;
+    if (r == 0)
+        r = check(cudaMemset(device, 0, MOK_CUDA_ENTRIES * words), "clearing the abort word", message);
+    if (r < 0)
+        return r;
+    memset(host, 0, MOK_CUDA_ENTRIES * report);
+    for (uint32_t i = 0; i < MOK_CUDA_ENTRIES; i++) {
+        e->entry[i].report = (struct mok_cuda_report *)(host + i * report);
+        e->entry[i].abort_word = (uint32_t *)(device + i * words);
+        e->entry[i].bad_id = e->entry[i].abort_word + 32;
     }
-    free(engine);
+    e->now = &e->entry[0];
+    return 0;
 }
 
 static int open_resources(struct mok_engine *e, struct mok_message *message)
@@ -97,17 +104,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
-        r = check(cudaHostAlloc((void **)&e->report, sizeof(*e->report), cudaHostAllocPortable | cudaHostAllocMapped),
-                  "allocating the report", message);
-    if (r == 0)
-        r = check(cudaMalloc((void **)&e->abort_word, 256), "allocating the abort word", message);
-    if (r == 0)
-        r = check(cudaMemset(e->abort_word, 0, 256), "clearing the abort word", message);
-    if (r == 0)
-        r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
-    if (r == 0)
-        e->bad_id = e->abort_word + 32;
-    return r;
+        r = open_entries(e, message);
+    return r == 0 ? check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message) : r;
 }
 
 static int cuda_open(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message)
@@ -129,7 +127,6 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
         cuda_close(e);
         return r;
     }
-    memset(e->report, 0, sizeof(*e->report));
     *ret = e;
     return 0;
 }
@@ -180,8 +177,6 @@ static void fill_schedule(struct mok_engine_layer *l)
         .row_src = (uint64_t *)(m + l->layout.row_src),
         .row_dst = (uint64_t *)(m + l->layout.row_dst),
         .shared_y = spec->shared_intermediate ? m + l->layout.shared_y : NULL,
-        .report = l->engine->report,
-        .bad_id = l->engine->bad_id,
         .hidden_tiles = l->layout.hidden_tiles,
         .shared_hidden_tiles = l->layout.shared_hidden_tiles,
         .shared_ring64 = (uint32_t)(l->layout.shared_rows / MOK_SEGMENT_ALIGN),
@@ -212,8 +207,6 @@ static void fill_main(struct mok_engine_layer *l)
         .row_src = l->schedule.row_src,
         .row_dst = l->schedule.row_dst,
         .x_ring = { NULL, spec->ep > 1 ? m + l->layout.x : NULL },
-        .abort_word = l->engine->abort_word,
-        .report = l->engine->report,
         .wait_limit_ns = WAIT_LIMIT_NS,
         .hidden = spec->hidden,
         .k_blocks = (spec->hidden + MOK_TILE_K - 1) / MOK_TILE_K,
@@ -346,7 +339,7 @@ static int save_context(struct mok_engine_layer *l, const struct mok_op_args *ar
         .weight = (const float *)(own + l->plan.sym_topk_weight),
         .slots = (uint64_t)args->tokens * l->plan.spec.topk,
         .head = l->schedule.head,
-        .bad_id = l->engine->bad_id,
+        .bad_id = l->engine->now->bad_id,
         .to = (struct mok_context_header *)context,
         .to_ids = (int32_t *)(context + l->plan.ctx_ids),
         .to_weight = (float *)(context + l->plan.ctx_topk_weight),
@@ -375,6 +368,8 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     s->backward = backward;
     s->kept = backward && args->context_mode == MOK_CONTEXT_FULL;
     s->overwrite = (args->flags & MOK_OPF_OVERWRITE_WGRAD) != 0;
+    s->report = l->engine->now->report;
+    s->bad_id = l->engine->now->bad_id;
     if (mok_cuda_launch_schedule(s, stream) != 0)
         return -MOK_EDEVICE;
     if (backward)
@@ -383,12 +378,15 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
         return -MOK_EDEVICE;
     l->main.common.chaos_seed++;
+    l->main.common.abort_word = l->engine->now->abort_word;
+    l->main.common.report = l->engine->now->report;
     mok_cuda_retire(l, args, s->slots, &l->main.common);
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
 static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args *args, uint32_t *bad_id, void *stream)
 {
+    const struct mok_cuda_run_entry *entry = l->engine->now;
     uint8_t *own = l->symmetric[l->plan.spec.rank];
     struct mok_cuda_prepare_args a = {
         .ids = args->ids,
@@ -397,8 +395,9 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
         .experts = l->plan.spec.experts,
         .sym_ids = (int32_t *)(own + l->plan.sym_ids),
         .sym_weight = (float *)(own + l->plan.sym_topk_weight),
-        .report = l->engine->report,
+        .report = entry->report,
         .bad_id = bad_id,
+        .withdraw = entry->gate.start ? &entry->report->withdraw : NULL,
     };
     if (args->kind == MOK_KIND_BACKWARD)
         mok_cuda_backward_prepare(l, args, &a);
@@ -414,7 +413,7 @@ static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *
         .slots = own + l->plan.sym_slots,
         .shared = l->schedule.shared_y,
         .out = args->out,
-        .bad_id = l->engine->bad_id,
+        .bad_id = l->engine->now->bad_id,
         .tokens = args->tokens,
         .topk = l->plan.spec.topk,
         .hidden = l->plan.spec.hidden,
@@ -445,25 +444,36 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
 
 static int enqueue_whole(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
 {
-    int r = enqueue_prepare(l, args, l->engine->bad_id, stream);
+    int r = enqueue_prepare(l, args, l->engine->now->bad_id, stream);
     if (r == 0)
         r = enqueue_main(l, args, stream);
     return r == 0 ? enqueue_reduce(l, args, stream) : r;
 }
 
-int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+/* Makes the entry that of a phase; its `refused` says whether there is anything to queue. */
+int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *layer, const struct mok_op_args *args,
+                   enum mok_phase phase, const struct mok_engine_gate *gate)
 {
     struct mok_engine *e = layer->engine;
 
     if (cudaSetDevice((int)e->config.index) != cudaSuccess)
         return -MOK_EDEVICE;
-    e->layer = layer;
-    e->phase = phase;
-    e->report->bad_slot_flat = UINT64_MAX;
-    e->report->tripped = 0;
-    e->args = (struct mok_cuda_asked){ args->kind, args->context_mode, args->tokens };
-    check_phase(layer, args, phase, &e->refused);
-    if (e->refused.status < 0)
+    e->now = entry;
+    entry->layer = layer;
+    entry->phase = phase;
+    entry->gate = gate ? *gate : (struct mok_engine_gate){ 0 };
+    entry->open = entry->aborted = false;
+    entry->report->bad_slot_flat = UINT64_MAX;
+    entry->report->tripped = 0;
+    entry->report->withdraw = entry->report->withdrawn = 0;
+    entry->args = (struct mok_cuda_asked){ args->kind, args->context_mode, args->tokens };
+    check_phase(layer, args, phase, &entry->refused);
+    return 0;
+}
+
+int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+{
+    if (layer->engine->now->refused.status < 0)
         return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
@@ -478,26 +488,57 @@ int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *a
     return -MOK_EARG;
 }
 
-/* The first bad id; the copy in the symmetric workspace is what was checked. */
-static int report_bad_slot(struct mok_engine_layer *layer, uint64_t slot, struct mok_op_result *ret)
+int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
 {
+    int r = mok_cuda_ready(&layer->engine->entry[0], layer, args, phase, NULL);
+    return r == 0 ? mok_cuda_queue(layer, args, phase, stream) : r;
+}
+
+/* The first bad id; the copy in the symmetric workspace is what was checked. */
+static int report_bad_slot(struct mok_cuda_run_entry *entry, uint64_t slot, struct mok_op_result *ret)
+{
+    struct mok_engine_layer *layer = entry->layer;
     const uint8_t *ids = layer->symmetric[layer->plan.spec.rank] + layer->plan.sym_ids;
     int32_t value = 0;
 
     if (cudaMemcpy(&value, ids + 4 * slot, sizeof(value), cudaMemcpyDeviceToHost) != cudaSuccess)
         return -MOK_EDEVICE;
     *ret = (struct mok_op_result){ .status = -MOK_EEXPERT,
-                                   .argument = layer->engine->args.kind == MOK_KIND_FORWARD ? MOK_ARG_IDS :
-                                                                                               MOK_ARG_CONTEXT,
+                                   .argument = entry->args.kind == MOK_KIND_FORWARD ? MOK_ARG_IDS : MOK_ARG_CONTEXT,
                                    .bad_token = slot / layer->plan.spec.topk,
                                    .bad_slot = slot % layer->plan.spec.topk,
                                    .bad_value = value };
     return 0;
 }
 
-int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret)
+/* Clears words of an entry, before anything that is queued later can see them. */
+int mok_cuda_clear(struct mok_engine *e, uint32_t *word)
 {
-    struct mok_engine *e = layer->engine;
+    if (cudaMemsetAsync(word, 0, sizeof(*word), e->side) != cudaSuccess)
+        return -MOK_EDEVICE;
+    return cudaStreamSynchronize(e->side) == cudaSuccess ? 0 : -MOK_EDEVICE;
+}
+
+/* What passed the ring, from what each expert got. */
+static void describe_rows(struct mok_cuda_run_entry *e, struct mok_op_result *ret)
+{
+    const volatile struct mok_cuda_report *report = e->report;
+    const struct mok_plan *plan = &e->layer->plan;
+
+    for (uint32_t i = 0; i < plan->local_experts; i++) {
+        e->expert_rows[i] = report->expert_rows[i];
+        ret->padded_rows += mok_round_up(e->expert_rows[i], MOK_SEGMENT_ALIGN);
+    }
+    uint64_t whole = ret->padded_rows / plan->ring_rows, rest = ret->padded_rows % plan->ring_rows;
+    ret->macrobatches = whole + (rest != 0);
+    ret->minibatches =
+        whole * mok_div_up(plan->ring_rows, plan->minibatch_rows) + mok_div_up(rest, plan->minibatch_rows);
+    ret->expert_rows = e->expert_rows;
+}
+
+int mok_cuda_entry_outcome(struct mok_cuda_run_entry *e, struct mok_op_result *ret)
+{
+    struct mok_engine_layer *layer = e->layer;
     const volatile struct mok_cuda_report *report = e->report;
     struct mok_op_result r = e->refused;
 
@@ -505,26 +546,30 @@ int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret)
     bool ran = e->phase == MOK_PHASE_MAIN || e->phase == MOK_PHASE_WHOLE;
 
     if (r.status == 0 && prepared && e->args.kind == MOK_KIND_BACKWARD)
-        mok_cuda_backward_check_context(layer, &r);
+        mok_cuda_backward_check_context(layer, e, &r);
     if (r.status == 0 && prepared && report->bad_slot_flat != UINT64_MAX) {
-        int code = report_bad_slot(layer, report->bad_slot_flat, &r);
+        int code = report_bad_slot(e, report->bad_slot_flat, &r);
         if (code < 0)
             return code;
     }
-    if (r.status < 0 && e->refused.status == 0 && prepared) {
-        if (cudaMemset(e->bad_id, 0, sizeof(*e->bad_id)) != cudaSuccess)
-            return -MOK_EDEVICE;
-    }
+    if (r.status < 0 && e->refused.status == 0 && prepared && mok_cuda_clear(layer->engine, e->bad_id) < 0)
+        return -MOK_EDEVICE;
     if (r.status == 0 && ran) {
         r.rows = report->rows;
         r.schedule_ns = report->schedule_to_ns - report->schedule_from_ns;
+        describe_rows(e, &r);
         if (report->tripped) {
             r.status = -MOK_EINTERNAL;
-            cudaMemset(e->abort_word, 0, sizeof(*e->abort_word));
+            mok_cuda_clear(layer->engine, e->abort_word);
         }
     }
     *ret = r;
     return 0;
+}
+
+int mok_cuda_outcome(struct mok_engine_layer *layer, struct mok_op_result *ret)
+{
+    return mok_cuda_entry_outcome(&layer->engine->entry[0], ret);
 }
 
 void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message *ret)
@@ -543,101 +588,30 @@ void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message 
         [MOK_WAIT_RING_GRADIENTS] = "free ring rows (d_a, d_b)",
     };
     const uint32_t known = sizeof(waits) / sizeof(waits[0]);
-    const struct mok_cuda_trip *t = &engine->report->trip;
+    const struct mok_cuda_trip *t = &engine->now->report->trip;
     snprintf(ret->text, sizeof(ret->text),
              "block %u waited for %s until %u of %u; task: row %llu, ring row %llu, what %#x, how %#x", t->block,
              waits[t->what < known ? t->what : 0], t->seen, t->want, (unsigned long long)t->task.row64 * MOK_SEGMENT_ALIGN,
              (unsigned long long)t->task.ring64 * MOK_SEGMENT_ALIGN, t->task.what, t->task.how);
 }
 
-static void CUDART_CB ring(void *data)
+static void cuda_close(struct mok_engine *engine)
 {
-    const struct mok_engine *e = data;
-    e->config.notify(e->config.cookie);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec ts;
-
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
-}
-
-static int cuda_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase)
-{
-    struct mok_engine *e = layer->engine;
-    int r;
-
-    if (e->running)
-        return -MOK_EBUSY;
-    e->started_ns = e->looked_ns = now_ns();
-    r = mok_cuda_enqueue(layer, args, phase, e->stream);
-    if (r < 0)
-        return r;
-    /* A word in host memory costs a poll nothing; an event would cost two records, a query a poll and a subtraction. */
-    e->number++;
-    if (e->driver.write_value((CUstream)e->stream, (CUdeviceptr)&e->report->ended, e->number,
-                              CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS ||
-        (e->config.notify && cudaLaunchHostFunc(e->stream, ring, e) != cudaSuccess))
-        return -MOK_EDEVICE;
-    e->running = true;
-    e->aborted = false;
-    return 0;
-}
-
-/* An abort that came too late changes nothing but must not hit the next operation. */
-static void settle_abort(struct mok_engine *e, struct mok_op_result *result)
-{
-    cudaStreamSynchronize(e->side);
-    cudaMemset(e->abort_word, 0, sizeof(*e->abort_word));
-    if (result->status == 0)
-        result->status = -MOK_ECANCELED;
-}
-
-/* The device will not end the running phase any more. */
-static bool has_failed(struct mok_engine *e)
-{
-    uint64_t now = now_ns();
-
-    if (now - e->looked_ns < FAULT_LOOK_NS)
-        return false;
-    e->looked_ns = now;
-    if (cudaSetDevice((int)e->config.index) != cudaSuccess)
-        return true;
-    cudaError_t status = cudaStreamQuery(e->stream);
-    return status != cudaSuccess && status != cudaErrorNotReady;
-}
-
-static int cuda_poll(struct mok_engine *engine, struct mok_op_result *ret)
-{
-    struct mok_op_result result = { 0 };
-
-    if (!engine->running)
-        return 0;
-    bool ended = __atomic_load_n(&engine->report->ended, __ATOMIC_ACQUIRE) == engine->number;
-    if (!ended && !has_failed(engine))
-        return 0;
-    engine->running = false;
-    if (!ended || cudaSetDevice((int)engine->config.index) != cudaSuccess ||
-        mok_cuda_outcome(engine->layer, &result) < 0) {
-        result.status = -MOK_EDEVICE;
-    } else {
-        result.device_ns = now_ns() - engine->started_ns;
-        if (engine->aborted)
-            settle_abort(engine, &result);
-    }
-    *ret = result;
-    return 1;
-}
-
-static void cuda_abort(struct mok_engine *engine)
-{
-    static const uint32_t one = 1;
-    if (!engine->running || cudaSetDevice((int)engine->config.index) != cudaSuccess)
+    if (!engine)
         return;
-    engine->aborted = true;
-    cudaMemcpyAsync(engine->abort_word, &one, sizeof(one), cudaMemcpyHostToDevice, engine->side);
+    if (cudaSetDevice((int)engine->config.index) == cudaSuccess) {
+        mok_cuda_run_abort(engine);
+        mok_cuda_run_withdraw(engine);
+        if (engine->stream)
+            cudaStreamSynchronize(engine->stream);
+        if (engine->side)
+            cudaStreamDestroy(engine->side);
+        if (engine->stream)
+            cudaStreamDestroy(engine->stream);
+        cudaFree(engine->entry[0].abort_word);
+        cudaFreeHost(engine->entry[0].report);
+    }
+    free(engine);
 }
 
 const struct mok_engine_ops mok_cuda_engine = {
@@ -652,7 +626,11 @@ const struct mok_engine_ops mok_cuda_engine = {
     .memory_unmap = cuda_memory_unmap,
     .layer_open = cuda_layer_open,
     .layer_close = cuda_layer_close,
-    .start = cuda_start,
-    .poll = cuda_poll,
-    .abort = cuda_abort,
+    .start = mok_cuda_run_start,
+    .poll = mok_cuda_run_poll,
+    .abort = mok_cuda_run_abort,
+    .gate_map = mok_cuda_run_gate_map,
+    .gate_unmap = mok_cuda_run_gate_unmap,
+    .start_ahead = mok_cuda_run_start_ahead,
+    .withdraw = mok_cuda_run_withdraw,
 };

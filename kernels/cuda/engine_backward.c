@@ -156,10 +156,11 @@ void mok_cuda_backward_prepare(const struct mok_engine_layer *l, const struct mo
     };
 }
 
-int mok_cuda_backward_check_context(const struct mok_engine_layer *l, struct mok_op_result *ret)
+int mok_cuda_backward_check_context(const struct mok_engine_layer *l, const struct mok_cuda_run_entry *entry,
+                                    struct mok_op_result *ret)
 {
-    const struct mok_cuda_asked *asked = &l->engine->args;
-    struct mok_context_header header = l->engine->report->header;
+    const struct mok_cuda_asked *asked = &entry->args;
+    struct mok_context_header header = entry->report->header;
 
     return mok_args_check_context(&l->plan, l->hash, &header, asked->context_mode, asked->tokens, ret);
 }
@@ -174,6 +175,8 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
     if (ring && l->plan.spec.ep > 1)
         common->x_ring[0] = (void *)(uintptr_t)(ring + l->kept.x);
     l->backward.kept = ring != NULL;
+    common->abort_word = l->engine->now->abort_word;
+    common->report = l->engine->now->report;
     common->chaos_seed++;
     mok_cuda_retire(l, args, l->schedule.slots, common);
     return mok_cuda_launch_backward(&l->backward, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;

@@ -17,21 +17,35 @@ struct mok_cuda_asked {
     uint32_t kind, context_mode, tokens;
 };
 
+/* A phase from its start to its outcome; what it shares with the device is its own. */
+struct mok_cuda_run_entry {
+    struct mok_cuda_report *report; /* host memory that the device writes */
+    uint32_t *abort_word;           /* device memory, 256 bytes */
+    uint32_t *bad_id;               /* behind it: enum mok_cuda_stop, the rest of the operation does nothing */
+    uint32_t number;                /* what report->ended will be */
+    uint64_t started_ns;
+    bool aborted;
+    enum mok_phase phase;
+    struct mok_engine_layer *layer;
+    struct mok_cuda_asked args;
+    uint64_t expert_rows[MOK_MAX_EXPERTS]; /* of the outcome */
+    struct mok_op_result refused; /* its status is not 0: the phase was refused and ran nothing */
+    struct mok_engine_gate gate;  /* start NULL: runs at once */
+    bool open;                    /* the gate was seen open, or has been opened to let it pass */
+};
+
+#define MOK_CUDA_ENTRIES 2 /* what runs, and what starts by itself behind it */
+
 struct mok_engine {
     struct mok_engine_config config;
     struct mok_cuda_driver driver;
     uint32_t blocks; /* of the megakernel */
     cudaStream_t stream, side;
-    uint32_t number;                /* of the phase started last */
-    uint64_t started_ns, looked_ns; /* when it was, and when the device was last asked */
-    struct mok_cuda_report *report; /* host memory that the device writes */
-    uint32_t *abort_word;           /* device memory, 256 bytes */
-    uint32_t *bad_id;               /* behind it: a bad id was found, the rest of the operation does nothing */
-    bool running, aborted;
-    enum mok_phase phase; /* started last */
-    struct mok_engine_layer *layer;
-    struct mok_cuda_asked args;
-    struct mok_op_result refused; /* its status is not 0: the phase was refused and ran nothing */
+    uint32_t number;    /* of the phase started last */
+    uint64_t looked_ns; /* when the device was last asked */
+    struct mok_cuda_run_entry entry[MOK_CUDA_ENTRIES];
+    uint32_t oldest, started;       /* of the entries: the oldest that has not ended, and how many have not */
+    struct mok_cuda_run_entry *now; /* that phases are being queued for, or were last */
 };
 
 struct mok_engine_layer {
@@ -58,6 +72,25 @@ struct mok_engine_layer {
 int mok_cuda_make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
                       uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions);
 
+/* engine.c. Makes the entry that of a phase; its `refused` says whether there is anything to queue. */
+int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *layer, const struct mok_op_args *args,
+                   enum mok_phase phase, const struct mok_engine_gate *gate);
+/* The kernels of the phase that was readied last. */
+int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream);
+int mok_cuda_entry_outcome(struct mok_cuda_run_entry *entry, struct mok_op_result *ret);
+/* Clears a word of an entry, before anything that is queued later can see it. */
+int mok_cuda_clear(struct mok_engine *engine, uint32_t *word);
+
+/* engine_run.c; see ../engine.h */
+int mok_cuda_run_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase);
+int mok_cuda_run_poll(struct mok_engine *engine, struct mok_op_result *ret);
+void mok_cuda_run_abort(struct mok_engine *engine);
+int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message);
+void mok_cuda_run_gate_unmap(struct mok_engine *engine, void *memory);
+int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args,
+                             const struct mok_engine_gate *gate);
+void mok_cuda_run_withdraw(struct mok_engine *engine);
+
 /* retire.c: which blocks of the operation's megakernel retire, for what it will have to do over `slots` of all ranks */
 void mok_cuda_retire(const struct mok_engine_layer *l, const struct mok_op_args *args, uint64_t slots,
                      struct mok_cuda_common *ret);
@@ -67,7 +100,8 @@ void mok_cuda_backward_fill(struct mok_engine_layer *l);
 int mok_cuda_backward_make_maps(struct mok_engine_layer *l, const struct mok_op_args *args);
 void mok_cuda_backward_prepare(const struct mok_engine_layer *l, const struct mok_op_args *args,
                                struct mok_cuda_prepare_args *ret);
-int mok_cuda_backward_check_context(const struct mok_engine_layer *l, struct mok_op_result *ret);
+int mok_cuda_backward_check_context(const struct mok_engine_layer *l, const struct mok_cuda_run_entry *entry,
+                                    struct mok_op_result *ret);
 int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
 
 #endif

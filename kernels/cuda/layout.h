@@ -128,7 +128,7 @@ enum mok_cuda_wait {
     MOK_WAIT_RING_GRADIENTS = 10, /* d_hidden: the ring's previous d_a and d_b have been read */
 };
 
-/* In host memory that the device writes; one an engine. */
+/* In host memory that the device writes; one for each operation that an engine may hold. */
 struct mok_cuda_report {
     uint64_t bad_slot_flat; /* PREPARE: token * K + k of the first bad id; ~0: none */
     int32_t bad_value;
@@ -138,6 +138,9 @@ struct mok_cuda_report {
     struct mok_cuda_trip trip;
     struct mok_context_header header; /* PREPARE of a backward: the copy of the context's that was checked */
     uint32_t ended; /* number of the phase that ended last; written by the stream behind its kernels */
+    uint32_t withdrawn; /* of an operation that starts by itself: written before `ended`, the operation did nothing */
+    uint32_t withdraw;  /* written by the host: it shall do nothing */
+    uint32_t expert_rows[MOK_MAX_EXPERTS]; /* [E_l] */
 };
 
 /* Offsets in bytes from the start of the private workspace. */
@@ -298,9 +301,21 @@ struct mok_cuda_prepare_args {
     int32_t *sym_ids;
     float *sym_weight;
     struct mok_cuda_report *report;
-    uint32_t *bad_id; /* not NULL: set for a bad id or context, so that the kernels behind this one do nothing */
+    /* not NULL: raised to enum mok_cuda_stop, so that the kernels behind this one do nothing */
+    uint32_t *bad_id;
+    const uint32_t *withdraw;                /* not NULL: asked once whether the operation is withdrawn */
     const struct mok_context_header *header; /* of a backward's context, or NULL */
     struct mok_context_header want;          /* what it must be; ring_rows_kept at most */
+};
+
+enum mok_cuda_stop { MOK_STOP_NONE = 0, MOK_STOP_BAD, MOK_STOP_WITHDRAWN };
+
+/* The end of an operation that has started by itself. */
+struct mok_cuda_tell_args {
+    uint32_t *bad_id; /* read, and cleared for the next operation */
+    struct mok_cuda_report *report;
+    uint32_t *done; /* of the client */
+    uint32_t done_number, number;
 };
 
 /* What a context keeps beside the ring. */
@@ -324,6 +339,7 @@ int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *st
 int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
+int mok_cuda_launch_tell(const struct mok_cuda_tell_args *args, void *stream);
 int mok_cuda_schedule_setup(void);
 int mok_cuda_backward_setup(void);
 /* Once a device: raises the kernels' shared-memory limits. */

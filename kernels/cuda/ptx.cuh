@@ -153,6 +153,24 @@ __device__ __forceinline__ void cp_async_16(uint32_t dst, const void *src, uint3
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
 
+/* The line of 128 bytes comes into L2. */
+__device__ __forceinline__ void prefetch_l2(uint64_t address)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
+}
+
+/* One or two neighbours of what this launch does not write. The load stays where it stands: it is wanted a k-block later. */
+__device__ __forceinline__ uint64_t load_constant_8(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void load_constant_16(uint64_t &lo, uint64_t &hi, const uint64_t *p)
+{
+    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(lo), "=l"(hi) : "l"(p) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -40,24 +40,30 @@ __device__ void check_header(const mok_cuda_prepare_args &a)
     const bool well = got.magic == want.magic && got.layer_hash == want.layer_hash && got.mode == want.mode &&
                       got.tokens == want.tokens && got.ring_rows_kept <= want.ring_rows_kept;
     if (!well && a.bad_id != nullptr)
-        *a.bad_id = 1;
+        atomicMax(a.bad_id, (uint32_t)MOK_STOP_BAD);
 }
 
 __global__ void prepare_kernel(const __grid_constant__ mok_cuda_prepare_args a)
 {
     mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
-    if (a.header != nullptr && blockIdx.x == 0 && threadIdx.x == 0)
-        check_header(a);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        if (a.header != nullptr)
+            check_header(a);
+        if (a.withdraw != nullptr && __ldcv(a.withdraw))
+            atomicMax(a.bad_id, (uint32_t)MOK_STOP_WITHDRAWN);
+    }
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.slots;
          i += (uint64_t)gridDim.x * blockDim.x) {
         int32_t id = a.ids[i];
         a.sym_ids[i] = id;
         a.sym_weight[i] = a.weight[i];
         if (id < -1 || id >= (int32_t)a.experts) {
-            atomicMin_system(reinterpret_cast<unsigned long long *>(&a.report->bad_slot_flat), (unsigned long long)i);
+            /* Among this kernel's threads; the CPU looks when it is over, and atomics of the whole system cannot be had on
+             * every host's memory. */
+            atomicMin(reinterpret_cast<unsigned long long *>(&a.report->bad_slot_flat), (unsigned long long)i);
             if (a.bad_id != nullptr)
-                *a.bad_id = 1;
+                atomicMax(a.bad_id, (uint32_t)MOK_STOP_BAD);
         }
     }
 }
@@ -310,6 +316,8 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
     a.head->next_task = 0;
 }
 
+constexpr uint32_t wgrad_band = 8; /* tiles of intermediate columns, see fill_run */
+
 /* Tasks of one weight gradient run. */
 __device__ __forceinline__ uint32_t wgrads_of(const mok_cuda_schedule_args &a, bool shared)
 {
@@ -496,6 +504,8 @@ __device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uin
         }
         s.next[e] = before;
         s.rows[e] = rows;
+        if (block == 0)
+            a.report->expert_rows[e] = rows;
     }
     __syncthreads();
     if (threadIdx.x < 32)
@@ -562,7 +572,11 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_seg
         }
 }
 
-/* Writes a share of the tasks of run r; neighbours in the list read the same intermediate columns. */
+/*
+ * Writes a share of the tasks of run r. Neighbours in the list are tiles of one matrix, `band` intermediate ones beside
+ * each other, then the next hidden one: the blocks that run at a time read a band of d_a, d_b or h and few columns of x or
+ * d_out, so that both are still in L2 when they are read again.
+ */
 __device__ void fill_run(const mok_cuda_schedule_args &a, uint32_t r, uint32_t thread, uint32_t step)
 {
     const mok_cuda_run run = a.runs[r];
@@ -572,8 +586,10 @@ __device__ void fill_run(const mok_cuda_schedule_args &a, uint32_t r, uint32_t t
     if (!shared && run.rows > 0)
         first = a.macrobatches[run.macrobatch].first_wgrad + run.index * count;
     for (uint32_t i = thread; i < count; i += step) {
-        uint32_t matrix = i / (a.down_tiles * tiles), tile = i % (a.down_tiles * tiles);
-        a.tasks[first + i] = { r, tile % a.down_tiles, tile / a.down_tiles,
+        const uint32_t matrix = i / (a.down_tiles * tiles), tile = i % (a.down_tiles * tiles);
+        const uint32_t band = tile / (wgrad_band * a.down_tiles) * wgrad_band, in_band = tile - band * a.down_tiles;
+        const uint32_t width = min(wgrad_band, tiles - band);
+        a.tasks[first + i] = { r, in_band / width, band + in_band % width,
                                matrix | (uint32_t)MOK_TASK_WGRAD << MOK_TASK_TYPE_BIT |
                                    (uint32_t)shared << MOK_TASK_SHARED_BIT |
                                    run.macrobatch << MOK_TASK_MACROBATCH_BIT };

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "gemm.h"
+#include "touch.h"
 
 #define TARGET __attribute__((target("avx2,fma")))
 #define TILE_ROWS 6u
@@ -84,10 +85,27 @@ TARGET static void panel_block(const struct mok_gemm *gemm, uint64_t column, uin
     }
 }
 
+/* Rows of a are contiguous, or its columns are. */
+static void touch(const struct mok_gemm *gemm)
+{
+    bool by_row = gemm->a_column == 1;
+    uint64_t lines = by_row ? gemm->rows : gemm->k, length = by_row ? gemm->k : gemm->rows, i;
+    uint64_t step = by_row ? gemm->a_row : gemm->a_column;
+
+    for (i = 0; i < lines; i++)
+        MOK_READS(gemm->a + i * step, length);
+    MOK_READS(gemm->panel, gemm->n * gemm->k);
+    for (i = 0; i < gemm->rows; i++)
+        MOK_WRITES(gemm->c + i * gemm->c_stride, gemm->n);
+    (void)length;
+    (void)step;
+}
+
 void mok_gemm_avx2(const struct mok_gemm *gemm)
 {
     uint64_t from, column;
 
+    touch(gemm);
     for (from = 0; from < gemm->k; from += BLOCK_K) {
         uint64_t count = gemm->k - from < BLOCK_K ? gemm->k - from : BLOCK_K;
 

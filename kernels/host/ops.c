@@ -8,6 +8,7 @@
 
 #include "bf16.h"
 #include "mx.h"
+#include "touch.h"
 #include "../swiglu.h"
 
 /* Resolvers of clones run before a sanitizer is up, and clang does not export what it clones: those take the plain code. */
@@ -21,6 +22,8 @@ CLONES void mok_ops_widen(float *restrict ret, const uint16_t *restrict bf16, si
 {
     size_t i;
 
+    MOK_READS(bf16, count);
+    MOK_WRITES(ret, count);
     for (i = 0; i < count; i++)
         ret[i] = mok_bf16_to_f32(bf16[i]);
 }
@@ -29,18 +32,24 @@ CLONES void mok_ops_widen_panels(float *restrict ret, size_t stride, const uint1
 {
     size_t i, j;
 
-    for (i = 0; i < count; i += 16, ret += stride)
+    MOK_READS(bf16, count);
+    for (i = 0; i < count; i += 16, ret += stride) {
+        MOK_WRITES(ret, 16);
         for (j = 0; j < 16; j++)
             ret[j] = mok_bf16_to_f32(bf16[i + j]);
+    }
 }
 
 CLONES void mok_ops_copy_panels(float *restrict ret, size_t stride, const float *restrict value, size_t count)
 {
     size_t i, j;
 
-    for (i = 0; i < count; i += 16, ret += stride)
+    MOK_READS(value, count);
+    for (i = 0; i < count; i += 16, ret += stride) {
+        MOK_WRITES(ret, 16);
         for (j = 0; j < 16; j++)
             ret[j] = value[i + j];
+    }
 }
 
 typedef float vector __attribute__((vector_size(32)));
@@ -62,6 +71,9 @@ CLONES void mok_ops_transpose16(float *all, const float *value, size_t stride, s
 {
     size_t i, half;
 
+    for (i = 0; i < 16; i++)
+        MOK_READS(value + i * stride, count);
+    MOK_WRITES(all, 16 * count);
     for (i = 0; i < count; i += 8)
         for (half = 0; half < 16; half += 8) {
             const float *from = value + half * stride + i;
@@ -94,6 +106,8 @@ CLONES void mok_ops_narrow(uint16_t *restrict ret, const float *restrict value, 
 {
     size_t i;
 
+    MOK_READS(value, count);
+    MOK_WRITES(ret, count);
     for (i = 0; i < count; i++)
         ret[i] = mok_f32_to_bf16(value[i]);
 }
@@ -102,6 +116,8 @@ CLONES void mok_ops_scale(float *ret, const float *value, float factor, size_t c
 {
     size_t i;
 
+    MOK_READS(value, count);
+    MOK_WRITES(ret, count);
     for (i = 0; i < count; i++)
         ret[i] = value[i] * factor;
 }
@@ -110,6 +126,8 @@ CLONES void mok_ops_add_scaled(float *restrict sum, float factor, const uint16_t
 {
     size_t i;
 
+    MOK_READS(bf16, count);
+    MOK_WRITES(sum, count);
     for (i = 0; i < count; i++)
         sum[i] = sum[i] + factor * mok_bf16_to_f32(bf16[i]);
 }
@@ -118,6 +136,8 @@ CLONES void mok_ops_add(float *restrict sum, const uint16_t *restrict bf16, size
 {
     size_t i;
 
+    MOK_READS(bf16, count);
+    MOK_WRITES(sum, count);
     for (i = 0; i < count; i++)
         sum[i] = sum[i] + mok_bf16_to_f32(bf16[i]);
 }
@@ -127,6 +147,8 @@ CLONES float mok_ops_dot(const float *restrict x, const float *restrict y, size_
     float lane[16] = { 0 };
     size_t i, j;
 
+    MOK_READS(x, count);
+    MOK_READS(y, count);
     for (i = 0; i + 16 <= count; i += 16)
         for (j = 0; j < 16; j++)
             lane[j] = lane[j] + x[i + j] * y[i + j];
@@ -143,6 +165,11 @@ CLONES void mok_ops_swiglu(const float *a, const float *b, float limit, uint16_t
 {
     size_t i;
 
+    MOK_READS(a, count);
+    MOK_READS(b, count);
+    MOK_WRITES(ret_a, count);
+    MOK_WRITES(ret_b, count);
+    MOK_WRITES(ret_h, count);
     for (i = 0; i < count; i++) {
         uint16_t a16 = mok_gate_to_bf16(a[i], limit), b16 = mok_up_to_bf16(b[i], limit);
 
@@ -158,6 +185,12 @@ CLONES void mok_ops_swiglu_backward(const float *restrict u, const uint16_t *res
 {
     size_t i;
 
+    MOK_READS(u, count);
+    MOK_READS(a, count);
+    MOK_READS(b, count);
+    MOK_WRITES(ret_h, count);
+    MOK_WRITES(ret_d_a, count);
+    MOK_WRITES(ret_d_b, count);
     for (i = 0; i < count; i++) {
         float d_a, d_b;
 
@@ -169,10 +202,16 @@ CLONES void mok_ops_swiglu_backward(const float *restrict u, const uint16_t *res
 
 CLONES void mok_ops_quantize(const float *value, size_t count, uint32_t group, uint8_t *ret_code, uint8_t *ret_scale)
 {
+    MOK_READS(value, count);
+    MOK_WRITES(ret_code, count);
+    MOK_WRITES(ret_scale, mok_mx_scales(count));
     mok_mx_quantize_row(value, count, group, ret_code, ret_scale);
 }
 
 CLONES void mok_ops_dequantize(float *ret, const uint8_t *code, const uint8_t *scale, size_t count)
 {
+    MOK_READS(code, count);
+    MOK_READS(scale, mok_mx_scales(count));
+    MOK_WRITES(ret, count);
     mok_mx_dequantize_row(code, scale, count, ret);
 }

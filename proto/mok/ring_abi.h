@@ -87,6 +87,8 @@ MOK_STATIC_ASSERT(sizeof(struct mok_sqe) == 256, "ABI");
  * Where a client's CUDA stream and the worker hand an operation to each other, one slot an operation in flight, cq_entries
  * of them in a memfd of its own that client and worker map. All words are counters that only move forward (as signed
  * differences); the client may write any of them and harms nobody but itself.
+ *   start     the client's stream, before doorbell: a device may wait for this word by itself. The worker writes it too,
+ *             where the device waits for an operation that is not to begin there
  *   doorbell  the client's stream: the inputs of `stream_number` are there
  *   done      the worker: that operation is over, well or not; the client's library where no worker will say so
  *   passed    the client's stream: it has seen `done`; the slot can be used again
@@ -94,7 +96,8 @@ MOK_STATIC_ASSERT(sizeof(struct mok_sqe) == 256, "ABI");
 struct mok_stream_slot {
     uint32_t doorbell;
     uint32_t passed;
-    uint32_t reserved0[14];
+    uint32_t start;
+    uint32_t reserved0[13];
     uint32_t done;
     uint32_t reserved1[15];
 };

@@ -21,11 +21,13 @@ def of_file(path):
 
 
 def records(name):
-    """Of NAME.jsonl; for the tables of the CUDA engine also what ep_scaling.sh wrote of that kind, ep<N>.jsonl."""
-    rs = of_file(RESULTS / f"{name}.jsonl")
-    if name in KINDS:
-        rs = [r for path in [None, *sorted(RESULTS.glob("ep*.jsonl"))] for r in (of_file(path) if path else rs) if KINDS[name](r)]
-    return rs
+    """Of NAME.jsonl; a table of the CUDA engine also has what ep_scaling.sh wrote of its kind, ep<N>.jsonl. Of figures of the
+    same thing the last one counts."""
+    if name not in KINDS:
+        return of_file(RESULTS / f"{name}.jsonl")
+    paths = [RESULTS / f"{name.removesuffix('-more')}.jsonl", *sorted(RESULTS.glob("ep*.jsonl"))]
+    what = ("shape", "op", "ep", "tokens", "routing", "sharing", "what", "peer", "sweep", "setting")
+    return list({(r.get("gpus") or r.get("ep"), *(r.get(k) for k in what)): r for path in paths for r in of_file(path) if KINDS[name](r)}.values())
 
 
 def number(value, digits=2):
@@ -106,10 +108,10 @@ def mokd_cuda(rs):
     rows = []
     for r in sorted(rs, key=order):
         naive = r.get("naive_ms")
-        rows.append([r["shape"], r["op"], str(r["ep"]), f"{r['tokens']:,}", r["routing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r.get("over_peer"), 3),
+        rows.append([r["shape"], r["op"], str(r["ep"]), f"{r['tokens']:,}", r["routing"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r.get("over_peer"), 3),
                      number(r.get("bf16_gradients_ms"), 3), percent(r["share_of_dense"]), percent(r.get("peer_share_of_dense")), number(r.get("other_ms"), 3), number(naive, 2), number(naive / r["ms"]) if naive else "-",
                      number(r["ms"] / r["floor_ms"]) if r.get("floor_ms") else "-"])
-    return table(["shape", "op", "EP", "tokens a rank", "routing", "mokd ms", "strong ms", "over strong", "mokd, BF16 gradients ms", "of dense", "strong's", "other strong ms", "naive ms", "naive over mokd",
+    return table(["shape", "op", "EP", "tokens a rank", "routing", "sharing", "mokd ms", "strong ms", "over strong", "mokd, BF16 gradients ms", "of dense", "strong's", "other strong ms", "naive ms", "naive over mokd",
                   "over the busiest rank's floor"], rows)
 
 
@@ -118,8 +120,12 @@ def sweep_cuda(rs):
     return table(["shape", "EP", "option", "setting", "forward ms", "over the plan's"], rows)
 
 
-KINDS = {"layer-cuda": lambda r: "share_of_dense" in r and "of" not in r and "date" in r, "daemon-cuda": lambda r: "cost_us" in r, "mokd-cuda": lambda r: "of" in r and r["of"] == "mok",
-         "sweep-cuda": lambda r: "over_plan" in r}
+def usual(r):
+    return r["routing"] == "uniform" and r["tokens"] == 2048 and r["sharing"] == "mps"
+
+
+KINDS = {"layer-cuda": lambda r: "share_of_dense" in r and "of" not in r and "date" in r, "daemon-cuda": lambda r: "cost_us" in r, "mokd-cuda": lambda r: r.get("of") == "mok" and usual(r),
+         "mokd-cuda-more": lambda r: r.get("of") == "mok" and not usual(r), "sweep-cuda": lambda r: "over_plan" in r}
 
 
 def restart(rs):
@@ -181,7 +187,7 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "sweep-cuda": sweep_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

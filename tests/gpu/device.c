@@ -236,6 +236,13 @@ struct mok_op_result device_phase(struct device_group *g, uint32_t r, enum mok_p
         nanosleep(&nap, NULL);
     assert_int_equal(told, 1);
     assert_int_equal(ops()->poll(g->engine[r], &result), 0); /* told once */
+    if (result.expert_rows) { /* each expert's rows are all rows, and what the ring held is no less */
+        uint64_t rows = 0;
+        for (uint32_t e = 0; e < g->plan[r].local_experts; e++)
+            rows += result.expert_rows[e];
+        assert_int_equal(rows, result.rows);
+        assert_in_range(result.padded_rows, rows, rows + 64 * (uint64_t)g->plan[r].local_experts);
+    }
     return result;
 }
 

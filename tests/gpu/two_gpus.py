@@ -1,4 +1,6 @@
-"""EP 2 over two GPUs, one process: the same bits as on one GPU, and what it costs. usage: two_gpus.py lib.so shapes; JSON lines."""
+"""EP 2 over two GPUs, one process: the same bits as on one GPU, and what it costs. usage: two_gpus.py lib.so shapes; JSON lines.
+`parts_ms` by differences, in the same rounds: reduce is what is missing when it is left out; transfers (dispatch and combine, as
+far as products do not hide them) what is missing when all tokens of a rank go to its own experts; schedule is by the device's clock."""
 import json, os, statistics as st, sys
 import torch
 import mokgpu
@@ -27,6 +29,14 @@ def group(shape, data, devices):
     xs = place(xs, devices)
     G.set(xs, place(ids, devices), place(ws, devices), place(params, devices), [torch.full_like(x, float("nan")) for x in xs])
     return G
+
+
+def without_reduce(G):
+    for phase in (1, 2):
+        for r in (0, 1):
+            G.phase(r, phase)
+        if phase == 1:
+            G.meet()
 
 
 def shot(run):
@@ -62,19 +72,25 @@ for name in sys.argv[2].split(","):
         G.forward()
     sync()
     same = all(torch.equal(a, b.to("cuda:0")) for a, b in zip(one.outs, two.outs))
-    rows = [two.ids[r].numel() for r in (0, 1)]
+    schedule = max(two.outcome(r)[5] for r in (0, 1)) * 1e-6
     one.close()
-    t, td = [], []
+    own = [torch.rand(T, el, device="cuda:0").argsort(1) for _ in range(2)]  # K > el: an expert gets a token twice
+    own = [(i[:, torch.arange(K, device="cuda:0") % el] + r * el).int().contiguous() for r, i in enumerate(own)]
+    local = group(shape, (data[0], own, data[2], data[3]), [0, 1])
+    what = {"all": two.forward, "dense": dense, "local": local.forward, "no reduce": lambda: without_reduce(two)}
+    times = {n: [] for n in what}
     for r in range(22):
-        v, w = shot(two.forward), shot(dense)
-        if r > 1:
-            t.append(v)
-            td.append(w)
-    f = 6 * T * K * H * I
-    ms, dm = st.median(t), st.median(td)
+        for n, run in what.items():
+            v = shot(run)
+            if r > 1:
+                times[n].append(v)
+    f, t = 6 * T * K * H * I, times["all"]
+    ms, dm, local_ms, short = (st.median(times[n]) for n in what)
+    parts = {"schedule": schedule, "transfers": ms - local_ms, "reduce": ms - short, "ffn": local_ms - schedule - (ms - short)}
+    local.close()
     print(json.dumps(dict(origin(), command=" ".join(["two_gpus.py"] + [os.path.basename(a) for a in sys.argv[1:]]), op="forward", ep=2, tokens=T, routing="uniform", gflop=f * 1e-9,
                           what="two GPUs, one process", shape=name, same_bits_as_on_one=same, ms=round(ms, 4), min_ms=round(min(t), 4), tflops=round(f / ms * 1e-9, 1),
-                          dense_ms=round(dm, 4), share_of_dense=round(f / ms / (2 * 8192**3 / dm), 3))), flush=True)
+                          dense_ms=round(dm, 4), parts_ms={n: round(v, 4) for n, v in parts.items()}, share_of_dense=round(f / ms / (2 * 8192**3 / dm), 3))), flush=True)
     two.close()
-    del one, two, data
+    del one, two, local, data
     torch.cuda.empty_cache()

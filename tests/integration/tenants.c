@@ -197,6 +197,78 @@ static void two_busy_users_share_the_device_time_two_to_one_by_the_weights_of_th
     assert_int_equal(stack_stop(&stack), 0);
 }
 
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of both, while they have something to run: how long the device takes for one. */
+static double operation_ms(const struct stack *stack)
+{
+    struct moment first = look(stack);
+    double began = stack_now_ms();
+
+    sleep_ms(20);
+    struct moment last = look(stack);
+    double elapsed = stack_now_ms() - began;
+    if (last.ops[0] >= OPS || last.ops[1] >= OPS)
+        return 0;
+    return elapsed / (last.ops[0] - first.ops[0] + last.ops[1] - first.ops[1] + 1);
+}
+
+/* Three sessions, weights 20, 10 and 1; the third asks for less than its share. Its median latency, in operations. */
+static double latency_of_a_light_session(const struct stack *stack)
+{
+    enum { LOOKS = 9, REST = 40 };
+    static const uint32_t weight[3] = { 20, 10, 1 };
+    static const char *const job[3] = { "heavy", "light", "rare" };
+    struct workload problem = base;
+    struct workload_rank ranks[3];
+    double took[LOOKS];
+    mok_ticket ticket;
+
+    for (int i = 0; i < 3; i++) {
+        problem.session_weight = weight[i];
+        open_rank(&ranks[i], &problem, stack, job[i], 0, getuid());
+    }
+    submit_all(&ranks[1]);
+    submit_all(&ranks[0]);
+    double operation = operation_ms(stack);
+    for (int i = 0; i < LOOKS; i++) {
+        sleep_ms((long)(REST * operation));
+        double submitted = stack_now_ms();
+        assert_int_equal(workload_forward(&ranks[2], &ticket), 0);
+        assert_int_equal(mok_wait(ranks[2].session, ticket, -1, NULL), 0);
+        took[i] = stack_now_ms() - submitted;
+    }
+    double again = operation_ms(stack);
+    for (int i = 0; i < 3; i++)
+        workload_close(&ranks[i]);
+    qsort(took, LOOKS, sizeof(took[0]), by_size);
+    return operation > 0 && again > 0 ? took[LOOKS / 2] / (operation > again ? operation : again) : -1;
+}
+
+/*
+ * Served in order it would wait for hundreds of operations, by its weight alone for thirty; who had nothing to run waits for
+ * the one that runs. Operations are measured beside it, since this machine may have more to do.
+ */
+static void a_light_session_keeps_its_latency_beside_two_that_saturate_the_device_two_to_one(void **state)
+{
+    struct stack stack;
+    double waited;
+    int tries = 0;
+
+    (void)state;
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 1 }), 0);
+    while ((waited = latency_of_a_light_session(&stack)) < 0) /* the others were done too early */
+        assert_true(++tries < 5);
+    if (waited > 8)
+        fail_msg("waits for %.1f operations", waited);
+    printf("a light session waits for %.1f operations, its own among them\n", waited);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
 /* ------------------------------------------------------------------ usage */
 
 static void run_steps(const struct stack *stack, const char *job, uid_t uid, int steps)
@@ -394,6 +466,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_busy_sessions_of_one_user_share_the_device_time_two_to_one_by_their_weights),
         cmocka_unit_test(two_busy_users_share_the_device_time_two_to_one_by_the_weights_of_the_configuration),
+        cmocka_unit_test(a_light_session_keeps_its_latency_beside_two_that_saturate_the_device_two_to_one),
         cmocka_unit_test(usage_is_there_after_a_crash_and_everyone_sees_his_own),
         cmocka_unit_test_teardown(a_full_disk_costs_nobody_anything_and_what_was_counted_is_written_once_there_is_room,
                                   drop_small_disk),

@@ -127,7 +127,7 @@ def steps_of_the_wall_clock_do_nothing_but_show(rack):
     rack.wait_all_up()
 
 
-def a_flood_without_a_key_stalls_nobody(rack):
+def report_33_a_flood_without_a_key_stalls_nobody(rack):
     rack.kill(0)
     rack.start(0, prefix=("prlimit", "--nofile=2048"))  # so that the flood is larger than what it may have
     rack.wait_all_up()
@@ -212,7 +212,7 @@ SCENARIOS = [
     a_one_way_partition_ends_the_link_on_both_sides,
     delay_and_loss_are_no_failure,
     steps_of_the_wall_clock_do_nothing_but_show,
-    a_flood_without_a_key_stalls_nobody,
+    report_33_a_flood_without_a_key_stalls_nobody,
     a_peer_with_a_key_that_sends_garbage_hurts_itself_alone,
     a_reload_removes_a_node_and_adds_it_again,
     a_reload_with_an_error_changes_nothing,

@@ -3,7 +3,7 @@
 # of debootstrap's, started by systemd-nspawn without a network; it is kept for the next run in /var/cache/mok-test.
 # usage: boot.sh SOURCE_DIR PACKAGE_BUILD_DIR
 set -euo pipefail
-source=$1 build=$2
+source=$1 build=$2 tests=$MOK_BUILD_DIR/tests/service
 cache=${MOK_TEST_CACHE:-/var/cache/mok-test}
 export LC_ALL=C
 
@@ -67,6 +67,21 @@ other_pid() { # FUNCTION OLD: another process is there now
     now=$($1 2>/dev/null) && [ -n "$now" ] && [ "$now" != 0 ] && [ "$now" != "$2" ]
 }
 main_pid() { property MainPID; }
+version() { in_machine mokctl version | awk '/^mokd/ { sub(",", ""); print $2 }'; }
+trained() { grep -qE 'step +[0-9]*[3-9]' "$tmp/bob.log"; }
+# other_build VERSION: the package of mokd that another build of it makes, in /mok/VERSION of the machine.
+other_build() {
+    local into=$tmp/deb
+    dpkg-deb -R "$build"/packages/mokd_*.deb "$into"
+    strip -o "$into/usr/bin/mokd" "$tests/mokd-$1"
+    strip -o "$into/usr/libexec/mok/mok-worker" "$tests/mok-worker-$1"
+    sed -i "s/^Version: .*/Version: $1-1/" "$into/DEBIAN/control"
+    rm "$into/DEBIAN/md5sums"
+    mkdir "$root/mok/$1"
+    dpkg-deb --root-owner-group -Znone -b "$into" "$root/mok/$1/mokd.deb" >/dev/null
+    rm -r "$into"
+}
+install() { in_machine sh -c "dpkg -i $*" >"$tmp/install.log" 2>&1 || fail "dpkg -i $*: $(cat "$tmp/install.log")"; }
 drop_in() { # TEXT: of mokd.service; none: away with it
     in_machine mkdir -p /etc/systemd/system/mokd.service.d
     if [ $# -gt 0 ]; then
@@ -123,7 +138,7 @@ until_true 60 booted || skip "systemd does not come up here: $(tail -n 3 "$tmp/c
 # ------------------------------------------------------------------ installation
 
 say "installing"
-in_machine sh -c 'dpkg -i /mok/*.deb' >"$tmp/install.log" 2>&1 || fail "dpkg -i: $(cat "$tmp/install.log")"
+install '/mok/*.deb'
 grep -q "installed, not started" "$tmp/install.log" || fail "nobody says how to start it"
 ! in_machine systemctl --quiet is-active mokd.service || fail "installing started the service"
 in_machine id mokd | grep '(mok)' >/dev/null || fail "mokd is no member of mok"
@@ -210,18 +225,62 @@ until_true 30 other_pid worker_pid "$worker" || fail "worker $worker stands stil
 [ "$(main_pid)" = "$before" ] || fail "systemd had to act"
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks after that: $(cat "$tmp/alice.log")"
 
-say "kill -9 and restart under a training job"
-train bob 40 >"$tmp/bob.log" 2>&1 &
+say "kill -9, an upgrade and a downgrade under a training job"
+other_build 0.1.1
+train bob 100000 >"$tmp/bob.log" 2>&1 &
 bob=$!
-trained() { grep -qE 'step +[0-9]*[3-9]' "$tmp/bob.log"; }
 until_true 60 trained || fail "bob does not train: $(tail -n 5 "$tmp/bob.log")"
+in_machine mokctl status >"$tmp/status"
+grep -q 'over a restart: 2 sessions go on (0 away)' "$tmp/status" || fail "what outlives mokd: $(cat "$tmp/status")"
 in_machine kill -KILL "$before"
 until_true 20 other_pid main_pid "$before" || fail "mokd did not come back"
 until_true 20 status_says "Serving: 2 of 2 devices up" || fail "back, but: $(property StatusText)"
 journal_says 'state: sessions of the mokd before.* sessions=[1-9]' || fail "mokd came back without sessions"
-sleep 1
+before=$(main_pid) was=$(version)
+install /mok/0.1.1/mokd.deb
+[ "$(main_pid)" = "$before" ] && [ "$(version)" = "$was" ] || fail "an upgrade restarted mokd"
+grep -q "systemctl restart mokd" "$tmp/install.log" || fail "an upgrade does not say what is left to do"
 in_machine systemctl restart mokd || fail "restart"
-wait $bob || fail "training of bob over kill -9 and restart: $(tail -n 5 "$tmp/bob.log")"
+[ "$(version)" = 0.1.1 ] || fail "upgraded, but $(version) runs"
+journal_says "state: sessions of the mokd before.* sessions=2 of=2 .*version=$was" || fail "the upgrade lost sessions"
+steps() { grep -c 'step' "$tmp/bob.log" || true; }
+bob_goes_on() {
+    local reached
+    reached=$(steps)
+    more() { [ "$(steps)" -gt $((reached + 2)) ]; }
+    until_true 60 more || fail "bob stands still: $(tail -n 5 "$tmp/bob.log")"
+}
+bob_goes_on
+install '/mok/mokd_*.deb'
+in_machine systemctl restart mokd || fail "restart"
+[ "$(version)" = "$was" ] || fail "downgraded, but $(version) runs"
+journal_says "state: sessions of the mokd before.* sessions=2 of=2 .*version=0.1.1" || fail "the downgrade lost sessions"
+bob_goes_on
+in_machine pkill -TERM -o -u bob train_moe_lm
+code=0
+wait $bob || code=$?
+[ $code -eq 130 ] || fail "training of bob over kill -9, upgrade and downgrade: exit $code: $(tail -n 5 "$tmp/bob.log")"
+as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks after that: $(cat "$tmp/alice.log")"
+
+say "a build that cannot read what this one leaves, and back"
+other_build 0.2.0
+train bob 100000 >"$tmp/bob.log" 2>&1 &
+bob=$!
+until_true 60 trained || fail "bob does not train: $(tail -n 5 "$tmp/bob.log")"
+install /mok/0.2.0/mokd.deb
+in_machine systemctl restart mokd || fail "restart"
+! wait $bob || fail "bob trained on without his session"
+journal_says 'state: not used.*MOK_EVERSION.*format 1: this mokd knows 2' || fail "nobody says why sessions ended"
+grep -q MOK_E "$tmp/bob.log" || fail "bob is not told: $(tail -n 5 "$tmp/bob.log")"
+as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks after that: $(cat "$tmp/alice.log")"
+# The package has changed and mokd has not been restarted: a worker that dies now is followed by one of the new package.
+install '/mok/mokd_*.deb'
+worker=$(worker_pid)
+in_machine kill -KILL "$worker"
+until_true 20 other_pid worker_pid "$worker" || fail "no worker follows"
+as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks with a worker of another build: $(cat "$tmp/alice.log")"
+in_machine systemctl restart mokd || fail "restart"
+journal_says 'state: not used.*MOK_EVERSION.*format 2: this mokd knows 1' || fail "nobody says why there is no state"
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks after that: $(cat "$tmp/alice.log")"
 
 say "a device that is slow to start"
@@ -245,7 +304,62 @@ in_machine kill -STOP "$before"
 until_true 30 other_pid main_pid "$before" || fail "the watchdog did not bite"
 until_true 20 status_says "Serving: 2 of 2 devices up" || fail "back, but: $(property StatusText)"
 
+say "the units for GPUs, without one"
+cat >"$root/usr/bin/nvidia-cuda-mps-control" <<'SH'
+#!/bin/sh
+# Plays NVIDIA's control daemon: writes down how it was started, and ends when it is told to quit.
+said=$CUDA_MPS_LOG_DIRECTORY/said
+if [ "$1" = -f ]; then
+    echo "$(id -un) $* $CUDA_DEVICE_ORDER $CUDA_VISIBLE_DEVICES" >>"$said"
+    echo $$ >"$CUDA_MPS_PIPE_DIRECTORY/pid"
+    sleep 0.5
+    mkfifo -m 666 "$CUDA_MPS_PIPE_DIRECTORY/control" && exec 3<>"$CUDA_MPS_PIPE_DIRECTORY/control"
+    trap 'rm "$CUDA_MPS_PIPE_DIRECTORY/control"; exit 0' TERM
+    while :; do sleep 0.05; done
+fi
+read -r command
+echo "$command" >>"$said"
+kill "$(cat "$CUDA_MPS_PIPE_DIRECTORY/pid")"
+SH
+chmod 755 "$root/usr/bin/nvidia-cuda-mps-control"
+in_machine systemctl start mok-mps@0
+[ "$(property ActiveState mok-mps@0)" = inactive ] || fail "a control daemon for a GPU that is not there"
+in_machine touch /dev/nvidia0
+in_machine systemctl start mok-mps@0
+in_machine test -p /run/mok-mps/0/control || fail "up before it answers: $(property ActiveState mok-mps@0)"
+[ "$(in_machine stat -c '%a %U' /run/mok-mps/0)" = "755 root" ] || fail "nobody can open its pipes"
+in_machine mkdir -p /etc/systemd/system/mokd.service.d
+in_machine cp /usr/share/mok/mokd-cuda.conf /etc/systemd/system/mokd.service.d/
+in_machine systemctl daemon-reload
+printf '[device gpu0]\nkind = cuda\ncuda = 0\nmemory = 1G\nmps_pipe = /run/mok-mps/0\n' >>"$root/etc/mok/mokd.conf"
+sed -i 's/^sharing = .*/sharing = mps/' "$root/etc/mok/mokd.conf"
+for other in mok-mps@0.service modprobe@nvidia_uvm.service nvidia-fabricmanager.service; do
+    [[ " $(property After) " == *" $other "* ]] || fail "mokd does not start after $other"
+done
+said=$(in_machine runuser -u mokd -- mokd --check-config 2>&1) || said="refused: $said"
+if [ "$said" = OK ] || [[ $said != *"this build"* ]]; then
+    in_machine systemctl restart mokd || fail "with mokd-cuda.conf: $(property Result)"
+    status_says "Serving: 2 of 3 devices up" && status_says "gpu0 has failed" || fail "a GPU that is not there: $(property StatusText)"
+else
+    cp "$tmp/mokd.conf" "$root/etc/mok/mokd.conf"
+    in_machine systemctl restart mokd || fail "with mokd-cuda.conf: $(property Result)"
+fi
+as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks with mokd-cuda.conf: $(cat "$tmp/alice.log")"
+before=$(property MainPID mok-mps@0)
+in_machine kill -KILL "$before"
+mps_pid() { property MainPID mok-mps@0; }
+until_true 20 other_pid mps_pid "$before" || fail "nobody starts the control daemon again"
+started='root -f -multiuser-server PCI_BUS_ID 0'
+two_starts() { [ "$(cat "$root/var/log/mok-mps/0/said")" = "$started"$'\n'"$started" ]; }
+until_true 10 two_starts || fail "the control daemon was started thus: $(cat "$root/var/log/mok-mps/0/said")"
+until_true 10 in_machine systemctl --quiet is-active mok-mps@0 || fail "the next control daemon does not answer"
+in_machine systemctl stop mok-mps@0
+[ "$(tail -n 1 "$root/var/log/mok-mps/0/said")" = quit ] || fail "the control daemon is not told to quit"
+[ "$(property Result mok-mps@0)" = success ] || fail "the control daemon ends: $(property Result mok-mps@0)"
+cp "$tmp/mokd.conf" "$root/etc/mok/mokd.conf"
+
 say "memory limit, descriptor limit, full disk"
+drop_in
 drop_in $'[Service]\nLimitNOFILE=200'
 in_machine mount -t tmpfs -o size=64k,mode=0777 tmpfs /var/lib/mok
 in_machine sh -c 'dd if=/dev/zero of=/var/lib/mok/full bs=1k count=128 2>/dev/null || true'
@@ -264,12 +378,6 @@ in_machine systemctl reset-failed mokd.service mokd.socket mokd-admin.socket
 in_machine systemctl start mokd
 
 # ------------------------------------------------------------------ the end
-
-say "the same package again does not stop jobs"
-before=$(main_pid)
-in_machine sh -c 'dpkg -i /mok/mokd_*.deb' >"$tmp/install.log" 2>&1 || fail "dpkg -i: $(cat "$tmp/install.log")"
-[ "$(main_pid)" = "$before" ] || fail "an upgrade restarted mokd"
-grep -q "systemctl restart mokd" "$tmp/install.log" || fail "an upgrade does not say what is left to do"
 
 say "removing"
 in_machine dpkg -P mok-tools libmok-dev libmok1 >"$tmp/install.log" 2>&1 || fail "dpkg -P: $(cat "$tmp/install.log")"

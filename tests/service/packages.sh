@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # The Debian packages are made, hold what they say, depend on no GPU vendor's library, and lintian finds no error in them.
+# A build that is for the whole machine makes its own packages; any other is not, so one is made below PACKAGE_BUILD_DIR.
 # usage: packages.sh SOURCE_DIR PACKAGE_BUILD_DIR C_COMPILER
 set -euo pipefail
 source=$1 build=$2 cc=$3
@@ -8,9 +9,14 @@ for tool in dpkg-deb dpkg-shlibdeps lowdown; do
 done
 
 cd "$source"
-cmake --preset package -B "$build" -DCMAKE_C_COMPILER="$cc" >"$build.log" 2>&1 &&
-    ninja -C "$build" -j2 all package >>"$build.log" 2>&1 || { tail -n 40 "$build.log"; exit 1; }
-rm -f "$build.log"
+log=$(mktemp)
+if [ "$build" = "${MOK_BUILD_DIR-}" ]; then
+    make_packages() { rm -rf "$build/packages" && cpack --config "$build/CPackConfig.cmake"; }
+else
+    make_packages() { cmake --preset package -B "$build" -DCMAKE_C_COMPILER="$cc" && ninja -C "$build" -j2 all package; }
+fi
+make_packages >"$log" 2>&1 || { tail -n 40 "$log"; exit 1; }
+rm -f "$log"
 debs=("$build"/packages/*.deb)
 [ ${#debs[@]} -eq 4 ] || { echo "made: ${debs[*]}"; exit 1; }
 

@@ -283,7 +283,7 @@ def sweep_one(o, p, ranks, dense):
         if ranks.rank == 0:
             measure.emit({**measure.origin(), "engine": "cuda", "op": "forward", "precision": "bf16", "shape": p.name, "ep": p.ranks, "tokens": p.tokens,
                           "routing": p.routing, "ms": ms[setting], "gflop": p.gflop("forward"), "dense_tflops": 2 * measure.DENSE**3 * 1e-9 / ms["dense"],
-                          "command": measure.command(), "sweep": option, "setting": int(setting), "over_plan": ms[setting] / ms["0"] if "0" in ms else None})
+                          "command": measure.command(), "sharing": "mps" if os.environ.get("MOK_TEST_MPS_PIPE") else "slices", "gpus": o.gpus or o.ep, "sweep": option, "setting": int(setting), "over_plan": ms[setting] / ms["0"] if "0" in ms else None})
         m.close()
 
 

@@ -38,6 +38,25 @@ class Grouped(torch.autograd.Function):
         return torch._grouped_mm(gradient, weights, offs=ends), torch._grouped_mm(gradient.t(), rows, offs=ends), None
 
 
+class Gather(torch.autograd.Function):
+    """Row i of the result is row index[i]. Backward: row j's gradient is the sum of those of rows back[j * times ...], `times` of
+    them; without `back` index has no value twice, and rows that it does not name have a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx, rows, index, back=None, times=1):
+        ctx.save_for_backward(index, back)
+        ctx.times, ctx.count = times, rows.shape[0]
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        index, back = ctx.saved_tensors
+        if back is None:
+            return gradient.new_zeros(ctx.count, gradient.shape[1]).index_copy(0, index, gradient), None, None, None
+        gradient = gradient.index_select(0, back)
+        return gradient.view(-1, ctx.times, gradient.shape[1]).sum(1) if ctx.times > 1 else gradient, None, None, None
+
+
 class Naive:
     def __init__(self, p, inputs):
         self.p, self.inputs = p, inputs
@@ -66,21 +85,21 @@ class Naive:
         if p.ranks > 1:  # they came by rank, then by expert
             expert = torch.arange(p.local, device=x.device).repeat(p.ranks).repeat_interleave(received, output_size=count)
             place = torch.empty_like(place).index_copy(0, torch.argsort(expert, stable=True), place)
-        # Padding holds some row: nobody reads what comes of it, so its gradients are zero.
+        # Padding holds some row, and nobody reads what comes of it.
         source = torch.zeros(total, device=x.device, dtype=torch.long).index_copy(0, place, torch.arange(count, device=x.device))
         if p.ranks > 1:
-            rows = AllToAll.apply(x.index_select(0, token), send, receive)
+            rows = AllToAll.apply(Gather.apply(x, token, slot, p.topk), send, receive)
             rows = torch.cat([rows, rows.new_zeros(1, p.hidden)]) if count == 0 else rows
-            grouped = rows.index_select(0, source)
+            grouped = Gather.apply(rows, source, place if count else source[:1])
         else:
-            grouped = x.index_select(0, token[source])
+            grouped = Gather.apply(x, token[source], place[slot], p.topk)
         ends = ends.int()
         gate, up = Grouped.apply(grouped, w13, ends).chunk(2, 1)
         y = Grouped.apply(torch.nn.functional.silu(gate) * up, w2, ends)
         if p.ranks > 1:
-            y = AllToAll.apply(y.index_select(0, place), receive, send).index_select(0, slot)
+            y = Gather.apply(AllToAll.apply(Gather.apply(y, place), receive, send), slot, order)
         else:
-            y = y.index_select(0, place[slot])
+            y = Gather.apply(y, place[slot])
         return (y.view(p.tokens, p.topk, p.hidden) * weight.to(x.dtype).unsqueeze(-1)).sum(1)
 
     @torch.no_grad()

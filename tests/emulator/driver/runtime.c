@@ -197,6 +197,23 @@ EXPORT cudaError_t cudaFreeHost(void *memory)
     return give(memory);
 }
 
+EXPORT cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
+{
+    bool well = memory && bytes && flags == (cudaHostRegisterPortable | cudaHostRegisterMapped);
+    return well ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+EXPORT cudaError_t cudaHostUnregister(void *memory)
+{
+    return memory ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+EXPORT cudaError_t cudaHostGetDevicePointer(void **ret, void *memory, unsigned flags)
+{
+    *ret = memory;
+    return flags ? cudaErrorInvalidValue : cudaSuccess;
+}
+
 EXPORT cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
 {
     return stream_push(stream, (struct step){ .kind = STEP_SET, .to = to, .value = (uint8_t)value, .bytes = bytes });

@@ -147,6 +147,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *at, void *memory, unsigned fl
 CUresult cuStreamIsCapturing(CUstream stream, int *status);
 #define CU_STREAM_WRITE_VALUE_DEFAULT 0u
 #define CU_STREAM_WAIT_VALUE_GEQ 0u
+#define CU_STREAM_WAIT_VALUE_GEQ 0u
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags);
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags);
 CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned count, CUstreamBatchMemOpParams *operations, unsigned flags);

@@ -51,6 +51,7 @@ struct cudaPointerAttributes {
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
 enum { cudaEnableDefault = 0 };
 enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
+enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
 
@@ -72,6 +73,9 @@ cudaError_t cudaFree(void *memory);
 cudaError_t cudaMallocHost(void **ret, size_t bytes);
 cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *memory);
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void *memory);
+cudaError_t cudaHostGetDevicePointer(void **ret, void *memory, unsigned flags);
 cudaError_t cudaMemset(void *to, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream);
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind);

@@ -112,6 +112,20 @@ inline void cp_async_16(uint32_t dst, const void *src, uint32_t bytes)
 {
     emu::cp_async_16(dst, src, bytes);
 }
+inline void prefetch_l2(uint64_t)
+{
+}
+inline uint64_t load_constant_8(const uint64_t *p)
+{
+    emu::check_aligned(p, 8);
+    return *p;
+}
+inline void load_constant_16(uint64_t &lo, uint64_t &hi, const uint64_t *p)
+{
+    emu::check_aligned(p, 16);
+    lo = p[0];
+    hi = p[1];
+}
 inline void cp_async_commit()
 {
     emu::cp_async_commit();

@@ -3,6 +3,7 @@
  * Clients on one GPU that die at bad moments. All of them are processes of their own; this one never starts CUDA.
  * Without MPS, where a death reaches nobody who has nothing to do with it.
  */
+#include <cuda_runtime_api.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -96,6 +98,68 @@ static void a_killed_clients_peer_ends_with_a_code_and_others_go_on(void **state
     assert_int_equal(stack_stop(&stack), 0);
 }
 
+/* Runs as a process of its own until it is killed: many operations queued on a stream, more than the device has begun.
+ */
+static void stream_for_ever(const struct stack *stack, int told)
+{
+    struct workload_rank rank;
+    cudaStream_t stream;
+    mok_ticket ticket[8];
+    mok_result result;
+
+    if (workload_open(&rank, &alone, 0, TOKENS, 0, stack->socket, "stream", 0) < 0 ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
+        _exit(2);
+    mok_forward_args args = { .size = sizeof(args),
+                              .tokens = TOKENS,
+                              .x = { .buffer = rank.x },
+                              .ids = { .buffer = rank.ids },
+                              .topk_weight = { .buffer = rank.weight },
+                              .out = { .buffer = rank.out } };
+    for (;;) {
+        for (int i = 0; i < 8; i++)
+            if (mok_layer_forward_on_stream(rank.layer, &args, (mok_stream)stream, &ticket[i]) < 0)
+                _exit(3);
+        if (write(told, "s", 1) != 1)
+            _exit(4);
+        for (int i = 0; i < 8; i++)
+            if (mok_wait(rank.session, ticket[i], -1, &result) < 0)
+                _exit(5);
+    }
+}
+
+static void a_client_killed_with_operations_on_a_stream_leaves_the_device_well(void **state)
+{
+    static const long moment_us[] = { 0, 300, 3000, 17000 };
+    struct stack stack;
+    struct actor after;
+    (void)state;
+
+    assert_int_equal(gpu_stack_start(&stack, 1, 0), 0);
+    for (size_t i = 0; i < sizeof(moment_us) / sizeof(moment_us[0]); i++) {
+        int told[2], status;
+        char byte;
+        assert_int_equal(pipe(told), 0);
+        pid_t pid = fork();
+        assert_true(pid >= 0);
+        if (pid == 0)
+            stream_for_ever(&stack, told[1]);
+        close(told[1]);
+        assert_int_equal(read(told[0], &byte, 1), 1);
+        sleep_us(moment_us[i]);
+        kill(pid, SIGKILL);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        close(told[0]);
+        assert_true(WIFSIGNALED(status));
+        struct actor_script s = script(&stack, "after", &alone, 0, 0);
+        s.stop_at = ACTOR_FINISHED;
+        s.steps = 2;
+        assert_int_equal(actor_start(&after, &s), 0);
+        assert_int_equal(actor_join(&after, 20000 * PATIENCE), 0);
+    }
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
 /*
  * Under MPS the death of one may be the death of all on that GPU. Whatever it is, those who come later find the device
  * usable again. `worker`: the worker is killed, else the client.
@@ -151,11 +215,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_killed_clients_peer_ends_with_a_code_and_others_go_on),
+        cmocka_unit_test(a_client_killed_with_operations_on_a_stream_leaves_the_device_well),
         cmocka_unit_test(under_mps_the_device_comes_back),
     };
     gpu_or_skip();
     gpu_copies();
     if (gpu_mps())
-        cmocka_set_skip_filter("a_killed_*");
+        cmocka_set_skip_filter("a_*");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,11 +8,11 @@ BIN = os.environ["MOK_BUILD_DIR"]
 MOKCTL = os.environ.get("MOK_TEST_MOKCTL", f"{BIN}/client/mokctl")
 EMULATED = "MOK_TEST_EMULATED" in os.environ
 SIZE = ("--steps 3 --batch 2 --seq 8 --hidden 32 --intermediate 16 --experts 4 --layers 1 --window 2 --micro-batches 1" if EMULATED else
-        "--steps 60 --batch 8 --seq 64 --hidden 256 --intermediate 192 --experts 8 --layers 2 --micro-batches 2 --lr 0.002").split()
+        "--steps 60 --batch 8 --seq 64 --hidden 256 --intermediate 192 --experts 8 --layers 2 --micro-batches 2 --lr 0.001").split()
 STEPS = int(SIZE[1])
 # The engines round at the same places and sum in other orders; a router's near ties then fall otherwise, and runs part. With the
-# default rate the host engine's with one and with two ranks are 5 % away from each other after 40 steps, with this one 1 %.
-AT_A_STEP, ON_AVERAGE = 0.03, 0.01
+# default rate the host engine's own with one and with two ranks come 5 % away from each other, with this one 1.6 % (0.2 % on average).
+AT_A_STEP, ON_AVERAGE = 0.03, 0.005
 
 
 def gpus():

@@ -7,11 +7,16 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=/dev/null
 . "$here/mokd_on_port.sh"
 alerts=$source_dir/deploy/monitoring/mok-alerts.yml
+sums=$source_dir/deploy/monitoring/mok-rack.yml
 dashboard=$source_dir/deploy/monitoring/mok-dashboard.json
 
 promtool check rules "$alerts" > "$dir/out" || fail "the alert rules: $(cat "$dir/out")"
 cp "$alerts" "$here/alerts.test.yml" "$dir/"
 (cd "$dir" && promtool test rules alerts.test.yml) > "$dir/out" 2>&1 || fail "the alerts do not fire as they should: $(cat "$dir/out")"
+
+promtool check rules "$sums" > "$dir/out" || fail "the sums over a rack: $(cat "$dir/out")"
+cp "$sums" "$here/rack.test.yml" "$dir/"
+(cd "$dir" && promtool test rules rack.test.yml) > "$dir/out" 2>&1 || fail "the sums over a rack are others: $(cat "$dir/out")"
 
 # Every expression of the dashboard is one: as rules, promtool reads them.
 jq -r '[.. | objects | select(has("expr")) | .expr] | unique | .[]' "$dashboard" |
@@ -39,7 +44,7 @@ get /metrics 'application/openmetrics-text;version=1.0.0' > "$dir/open"
 sed "/^#/!s/\$/ $(date +%s)/" "$dir/open" > "$dir/stamped"
 promtool tsdb create-blocks-from openmetrics "$dir/stamped" "$dir/blocks" > "$dir/out" 2>&1 || fail "no OpenMetrics: $(cat "$dir/out")"
 
-grep -oE '\bmok_[a-z_]+' "$alerts" "$dir/expressions" -h | sed -E 's/_(bucket|sum|count)$//' | sort -u > "$dir/asked"
+{ cat "$alerts" "$dir/expressions"; grep 'expr:' "$sums" | sed 's/rack:mok_[a-z_:0-9]*//g'; } | grep -oE '\bmok_[a-z_]+' | sed -E 's/_(bucket|sum|count)$//' | sort -u > "$dir/asked"
 sed -n 's/^# TYPE \([a-z_]*\) .*/\1/p' "$dir/text" | sort -u > "$dir/served"
 missing=$(comm -23 "$dir/asked" "$dir/served")
 [[ -z $missing ]] || fail "asked for and not served: $missing"

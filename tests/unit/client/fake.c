@@ -244,6 +244,9 @@ static void draft_status(struct draft *d)
     d->job.job = (char *)"train\x1b[31m";
     d->job.user = (char *)"ada";
     d->job.session = 7;
+    d->job.resumable = true;
+    d->status.store_used = 12;
+    d->status.store_bound = 16384;
     d->job_pointer[0] = &d->job;
     d->status.n_job = 1;
     d->status.job = d->job_pointer;

@@ -53,6 +53,7 @@ static void each_command_prints_its_table_and_exits_with_0(void **state)
     (void)state;
     assert_int_equal(mokctl("status"), 0);
     assert_says("mokd 9.9.9, pid 4242, up 1h 2m");
+    assert_says("over a restart: 1 sessions go on (0 away), with 12 of 16384 descriptors in the service manager's store");
     assert_says("host0");
     assert_says("ada");
     assert_says("forming");
@@ -62,6 +63,8 @@ static void each_command_prints_its_table_and_exits_with_0(void **state)
     assert_null(strstr(output, "JOB"));
     assert_int_equal(mokctl("jobs"), 0);
     assert_says("SESSION  JOB");
+    assert_says("RESTART");
+    assert_says("goes on");
     assert_int_equal(mokctl("groups"), 0);
     assert_says("USER");
     assert_says("1,-");

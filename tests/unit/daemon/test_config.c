@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "config.h"
+#include "memory_bound.h"
 #include "sharing.h"
 
 #define PATH_TEMPLATE "/tmp/mokd-config-XXXXXX"
@@ -446,9 +447,45 @@ static void what_is_wrong_with_a_rack_is_named(void **state)
     expect_refusal(DEVICE RACK "[rack]\n", 11, "the section is there twice");
 }
 
+/* ------------------------------------------------------------------ memory */
+
+static void put(const char *root, const char *path, const char *text)
+{
+    char command[1024];
+
+    snprintf(command, sizeof(command), "f=%s/%s; mkdir -p \"${f%%/*}\" && printf '%s' > \"$f\"", root, path, text);
+    assert_int_equal(system(command), 0);
+}
+
+static void the_memory_there_is_is_the_least_that_a_control_group_around_leaves(void **state)
+{
+    char root[] = "/tmp/mokd-groups-XXXXXX", command[64];
+
+    (void)state;
+    assert_non_null(mkdtemp(root));
+    assert_true(mokd_memory_bound_of_groups(root) == UINT64_MAX); /* no control groups */
+    put(root, "proc/self/cgroup", "0::/a.slice/mokd.service\\n");
+    assert_true(mokd_memory_bound_of_groups(root) == UINT64_MAX); /* without a controller of memory */
+    put(root, "sys/fs/cgroup/a.slice/mokd.service/memory.max", "max\\n");
+    assert_true(mokd_memory_bound_of_groups(root) == UINT64_MAX);
+    put(root, "sys/fs/cgroup/a.slice/memory.max", "3000000\\n");
+    assert_int_equal(mokd_memory_bound_of_groups(root), 3000000);
+    put(root, "sys/fs/cgroup/a.slice/mokd.service/memory.max", "2000000\\n");
+    assert_int_equal(mokd_memory_bound_of_groups(root), 2000000);
+    /* The first version, as in older machines and containers. */
+    put(root, "proc/self/cgroup", "5:cpu:/x\\n4:memory:/a/b\\n0::/\\n");
+    put(root, "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\\n");
+    put(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "1000000\\n");
+    assert_int_equal(mokd_memory_bound_of_groups(root), 1000000);
+    assert_true(mokd_memory_bound(NULL) > 0);
+    snprintf(command, sizeof(command), "rm -r %s", root);
+    assert_int_equal(system(command), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_memory_there_is_is_the_least_that_a_control_group_around_leaves),
         cmocka_unit_test(a_device_alone_is_a_configuration),
         cmocka_unit_test(every_key_arrives),
 #if defined(MOK_HAVE_CUDA)

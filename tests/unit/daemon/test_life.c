@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,6 +77,32 @@ static void the_socket_of_a_killed_daemon_is_replaced(void **state)
     unlink(daemon.config);
     unlink(daemon.log);
     assert_int_equal(rmdir(daemon.dir), 0);
+}
+
+/* As systemd does for the unit, who takes no lock. */
+static void a_socket_that_somebody_else_serves_stays(void **state)
+{
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    struct daemon daemon;
+    struct stat before, after;
+
+    (void)state;
+    daemon_start(&daemon, NULL, 0);
+    kill(daemon.pid, SIGKILL);
+    waitpid(daemon.pid, NULL, 0);
+    assert_int_equal(unlink(daemon.socket), 0);
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", daemon.socket);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(stat(daemon.socket, &before), 0);
+    assert_int_equal(daemon_run_again(&daemon, NULL), 1);
+    assert_true(log_says(&daemon, "somebody serves"));
+    assert_int_equal(stat(daemon.socket, &after), 0);
+    assert_true(before.st_ino == after.st_ino);
+    close(fd);
+    daemon_begin(&daemon); /* what nobody serves any more goes */
+    assert_int_equal(daemon_stop(&daemon), 0);
 }
 
 static void a_file_in_the_sockets_place_stays(void **state)
@@ -179,26 +206,30 @@ static void two_hundred_rounds_leave_nothing(void **state)
 {
     struct daemon daemon;
     struct client client;
-    unsigned descriptors = 0;
-    unsigned long resident = 0;
+    bool grows = true;
 
     (void)state;
     daemon_start(&daemon, NULL, 0);
     client_open(&client, &daemon);
-    for (int round = 0; round < 220; round++) {
+    for (int round = 0; round < 20; round++)
         one_round(&daemon);
-        client_expect_bytes(&client, 0);
-        if (round != 19) /* warm by now */
-            continue;
-        sleep_ms(20);
-        descriptors = daemon_descriptors(&daemon);
-        resident = daemon_resident_kb(&daemon);
-    }
-    assert_true(daemon_descriptors_settle(&daemon, descriptors));
-#ifdef MOK_SANITIZED /* keeps freed memory for a while */
-    resident += 100000;
+    client_expect_bytes(&client, 0);
+    sleep_ms(20);
+    unsigned descriptors = daemon_descriptors(&daemon);
+    /* The allocator may take an arena for a thread at any time and keep it; a leak grows every time. */
+    for (int time = 0; time < 4 && grows; time++) {
+        unsigned long resident = daemon_resident_kb(&daemon);
+        for (int round = 0; round < 200; round++) {
+            one_round(&daemon);
+            client_expect_bytes(&client, 0);
+        }
+        grows = daemon_resident_kb(&daemon) > resident + 512;
+#ifdef MOK_SANITIZED /* keeps freed memory for a while, and finds leaks itself */
+        grows = false;
 #endif
-    assert_true(daemon_resident_kb(&daemon) <= resident + 512);
+    }
+    assert_false(grows);
+    assert_true(daemon_descriptors_settle(&daemon, descriptors));
     client_close(&client);
     assert_int_equal(daemon_stop(&daemon), 0);
 }
@@ -237,6 +268,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_second_daemon_on_the_same_socket_is_refused),
         cmocka_unit_test(the_socket_of_a_killed_daemon_is_replaced),
+        cmocka_unit_test(a_socket_that_somebody_else_serves_stays),
         cmocka_unit_test(a_file_in_the_sockets_place_stays),
         cmocka_unit_test(check_config_says_ok_or_what_is_wrong),
         cmocka_unit_test(sessions_are_told_when_the_daemon_stops),

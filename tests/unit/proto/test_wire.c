@@ -267,7 +267,7 @@ static void the_largest_message_passes(void **state)
 }
 
 /* Two bytes a device on the wire, over a hundred in memory: 32,000 of them would take megabytes. */
-static void a_small_packet_cannot_buy_much_memory(void **state)
+static void report_32_a_small_packet_cannot_buy_much_memory(void **state)
 {
     (void)state;
     ProtobufCMessage *message = NULL;
@@ -637,7 +637,7 @@ int main(void)
         link_test(a_packet_over_the_limit_is_refused),
         link_test(a_message_over_the_limit_is_not_sent),
         link_test(the_largest_message_passes),
-        link_test(a_small_packet_cannot_buy_much_memory),
+        link_test(report_32_a_small_packet_cannot_buy_much_memory),
         link_test(running_out_of_memory_at_any_point_is_an_error_that_leaks_nothing),
         link_test(descriptors_arrive_in_order_and_close_on_exec),
         link_test(as_many_descriptors_as_the_kernel_carries_pass_and_one_more_is_refused),

@@ -76,7 +76,7 @@ static bool push_both(struct rack_net *it)
     return it->node[0].messages == SMALL && it->node[1].messages == SMALL;
 }
 
-static void many_small_commands_arrive_both_ways_in_order(void **state)
+static void report_30_many_small_commands_arrive_both_ways_in_order(void **state)
 {
     (void)state;
     rack_net_start_all(&net);
@@ -409,7 +409,7 @@ static pid_t start_knocking(const char *address)
     _exit(0);
 }
 
-static void no_descriptor_left_ends_no_connection_and_not_the_process(void **state)
+static void report_31_no_descriptor_left_ends_no_connection_and_not_the_process(void **state)
 {
     struct rlimit limit, low;
 
@@ -548,7 +548,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(three_nodes_find_each_other, open_three, close_net),
-        cmocka_unit_test_setup_teardown(many_small_commands_arrive_both_ways_in_order, open_two, close_net),
+        cmocka_unit_test_setup_teardown(report_30_many_small_commands_arrive_both_ways_in_order, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_peer_that_does_not_read_is_refused_more_and_gets_all_later, open_two,
                                         close_net),
         cmocka_unit_test_setup_teardown(the_largest_command_arrives_and_a_larger_one_is_refused, open_two, close_net),
@@ -565,7 +565,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_key_that_is_not_in_the_inventory_is_refused_and_says_so, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_refused_node_comes_in_once_it_is_in_the_inventory, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_node_that_claims_anothers_name_is_refused, open_three, close_net),
-        cmocka_unit_test_setup_teardown(no_descriptor_left_ends_no_connection_and_not_the_process, open_three,
+        cmocka_unit_test_setup_teardown(report_31_no_descriptor_left_ends_no_connection_and_not_the_process, open_three,
                                         close_net),
         cmocka_unit_test_setup_teardown(a_mesh_without_descriptors_is_refused_with_their_number, open_two, close_net),
         cmocka_unit_test_setup_teardown(neighbouring_versions_speak_the_newest_that_both_know, open_two, close_net),

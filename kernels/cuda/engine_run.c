@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Phases on the engine's own stream, from start to outcome: one that runs, and one behind it that starts by itself when
+ * its client's stream says so. Never waits for the device.
+ */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "driver.h"
+#include "engine.h"
+#include "engine_layer.h"
+
+#define FAULT_LOOK_NS 1000000u /* a phase that has not ended is asked about so often: the device may have failed */
+
+static void CUDART_CB ring(void *data)
+{
+    const struct mok_engine *e = data;
+    e->config.notify(e->config.cookie);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static struct mok_cuda_run_entry *free_entry(struct mok_engine *e)
+{
+    return &e->entry[(e->oldest + e->started) % MOK_CUDA_ENTRIES];
+}
+
+static void has_started(struct mok_engine *e, struct mok_cuda_run_entry *entry)
+{
+    e->looked_ns = entry->started_ns;
+    e->started++;
+}
+
+int mok_cuda_run_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase)
+{
+    struct mok_engine *e = layer->engine;
+    struct mok_cuda_run_entry *entry = free_entry(e);
+
+    if (e->started)
+        return -MOK_EBUSY;
+    entry->started_ns = now_ns();
+    int r = mok_cuda_ready(entry, layer, args, phase, NULL);
+    if (r == 0)
+        r = mok_cuda_queue(layer, args, phase, e->stream);
+    if (r < 0)
+        return r;
+    /* A word in host memory costs a poll nothing; an event would cost two records, a query a poll and a subtraction. */
+    entry->number = ++e->number;
+    if (e->driver.write_value((CUstream)e->stream, (CUdeviceptr)&entry->report->ended, entry->number,
+                              CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS ||
+        (e->config.notify && cudaLaunchHostFunc(e->stream, ring, e) != cudaSuccess))
+        return -MOK_EDEVICE;
+    has_started(e, entry);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ operations that start by themselves */
+
+int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message)
+{
+    cudaSetDevice((int)engine->config.index);
+    cudaError_t e = cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (e == cudaSuccess)
+        return 0;
+    snprintf(message->text, sizeof(message->text), "making a client's stream slots usable by the device: %s",
+             cudaGetErrorString(e));
+    return -MOK_EDEVICE;
+}
+
+void mok_cuda_run_gate_unmap(struct mok_engine *engine, void *memory)
+{
+    cudaSetDevice((int)engine->config.index);
+    cudaHostUnregister(memory);
+}
+
+static bool is_open(const struct mok_engine_gate *gate)
+{
+    return (int32_t)(__atomic_load_n(gate->start, __ATOMIC_ACQUIRE) - gate->number) >= 0;
+}
+
+/* A client that moves the word back while the device does not look could make it wait for ever, so it is said again. */
+static void open_gate(const struct mok_cuda_run_entry *entry)
+{
+    if (!is_open(&entry->gate))
+        __atomic_store_n((uint32_t *)(uintptr_t)entry->gate.start, entry->gate.number, __ATOMIC_RELEASE);
+}
+
+static int queue_ahead(struct mok_engine *e, struct mok_cuda_run_entry *entry, const struct mok_op_args *args)
+{
+    const struct mok_engine_gate *gate = &entry->gate;
+    void *start, *done;
+
+    if (cudaHostGetDevicePointer(&start, (void *)(uintptr_t)gate->start, 0) != cudaSuccess ||
+        cudaHostGetDevicePointer(&done, gate->done, 0) != cudaSuccess)
+        return -MOK_EDEVICE;
+    const struct mok_cuda_tell_args tell = { .bad_id = entry->bad_id,
+                                             .report = entry->report,
+                                             .done = done,
+                                             .done_number = gate->number,
+                                             .number = entry->number };
+    entry->open = is_open(gate);
+    if (!entry->open && e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)start, gate->number,
+                                             CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
+        return -MOK_EDEVICE;
+    int r = mok_cuda_queue(entry->layer, args, MOK_PHASE_WHOLE, e->stream);
+    return r < 0 ? r : mok_cuda_launch_tell(&tell, e->stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args,
+                             const struct mok_engine_gate *gate)
+{
+    struct mok_engine *e = layer->engine;
+    struct mok_cuda_run_entry *entry = free_entry(e);
+
+    if (e->started == MOK_CUDA_ENTRIES)
+        return -MOK_EBUSY;
+    int r = mok_cuda_ready(entry, layer, args, MOK_PHASE_WHOLE, gate);
+    if (r < 0 || entry->refused.status < 0)
+        return r < 0 ? r : entry->refused.status;
+    entry->number = ++e->number;
+    entry->started_ns = now_ns();
+    r = queue_ahead(e, entry, args);
+    if (r < 0)
+        return r;
+    has_started(e, entry);
+    return 0;
+}
+
+static struct mok_cuda_run_entry *youngest(struct mok_engine *e)
+{
+    return e->started ? &e->entry[(e->oldest + e->started - 1) % MOK_CUDA_ENTRIES] : NULL;
+}
+
+void mok_cuda_run_withdraw(struct mok_engine *engine)
+{
+    struct mok_cuda_run_entry *entry = youngest(engine);
+
+    if (!entry || !entry->gate.start)
+        return;
+    __atomic_store_n(&entry->report->withdraw, 1, __ATOMIC_SEQ_CST);
+    entry->open = true;
+    open_gate(entry);
+}
+
+/* ------------------------------------------------------------------ the end of a phase */
+
+/* An abort that came too late changes nothing but must not hit the next operation. */
+static void settle_abort(struct mok_engine *e, struct mok_cuda_run_entry *entry, struct mok_op_result *result)
+{
+    cudaStreamSynchronize(e->side);
+    mok_cuda_clear(e, entry->abort_word);
+    if (result->status == 0)
+        result->status = -MOK_ECANCELED;
+}
+
+/* The device will not end the running phase any more. */
+static bool has_failed(struct mok_engine *e, struct mok_cuda_run_entry *entry)
+{
+    uint64_t now = now_ns();
+
+    if (entry->gate.start && !entry->open) {
+        entry->open = is_open(&entry->gate);
+        entry->started_ns = entry->open ? entry->started_ns : now;
+    }
+    if (now - e->looked_ns < FAULT_LOOK_NS)
+        return false;
+    e->looked_ns = now;
+    if (entry->open)
+        open_gate(entry);
+    if (cudaSetDevice((int)e->config.index) != cudaSuccess)
+        return true;
+    cudaError_t status = cudaStreamQuery(e->stream);
+    return status != cudaSuccess && status != cudaErrorNotReady;
+}
+
+int mok_cuda_run_poll(struct mok_engine *engine, struct mok_op_result *ret)
+{
+    struct mok_cuda_run_entry *entry = &engine->entry[engine->oldest];
+    struct mok_op_result result = { 0 };
+
+    if (!engine->started)
+        return 0;
+    bool ended = __atomic_load_n(&entry->report->ended, __ATOMIC_ACQUIRE) == entry->number;
+    if (!ended && !has_failed(engine, entry))
+        return 0;
+    engine->oldest = (engine->oldest + 1) % MOK_CUDA_ENTRIES;
+    engine->started--;
+    uint64_t now = now_ns();
+    engine->entry[engine->oldest].started_ns = now; /* of what waited behind this one */
+    if (ended && entry->gate.start && entry->report->withdrawn)
+        return 2;
+    if (!ended || cudaSetDevice((int)engine->config.index) != cudaSuccess ||
+        mok_cuda_entry_outcome(entry, &result) < 0) {
+        result.status = -MOK_EDEVICE;
+    } else {
+        result.device_ns = now - entry->started_ns;
+        if (entry->aborted)
+            settle_abort(engine, entry, &result);
+    }
+    *ret = result;
+    return 1;
+}
+
+void mok_cuda_run_abort(struct mok_engine *engine)
+{
+    static const uint32_t one = 1;
+    struct mok_cuda_run_entry *entry = &engine->entry[engine->oldest];
+
+    if (!engine->started || cudaSetDevice((int)engine->config.index) != cudaSuccess)
+        return;
+    entry->aborted = true;
+    cudaMemcpyAsync(entry->abort_word, &one, sizeof(one), cudaMemcpyHostToDevice, engine->side);
+}
