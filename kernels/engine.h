@@ -86,6 +86,11 @@ struct mok_engine_ops {
     int (*memory_alloc)(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message);
     int (*memory_map)(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message);
     void (*memory_unmap)(struct mok_engine *engine, void *address, uint64_t bytes);
+    /*
+     * Whether the device's memory can be had by a fabric handle, which reaches other hosts of its NVLink domain: tried out.
+     * 0, or -MOK_ENOTSUP with the reason. The pointer is NULL where an engine has no such memory.
+     */
+    int (*fabric_try)(struct mok_engine *engine, struct mok_message *message);
 
     /* `symmetric`: [ep] mapped symmetric workspaces in rank order. `private_memory`: plan->private_bytes. */
     int (*layer_open)(struct mok_engine *engine, const struct mok_plan *plan, void *const *symmetric,

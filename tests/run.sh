@@ -121,7 +121,7 @@ fi
 if [[ $quick == no ]]; then
     for preset in asan tsan; do
         if build "$preset"; then
-            check "$preset" 3 -L '^(unit|integration)$'
+            check "$preset" 2 -L '^(unit|integration)$'
         fi
     done
 fi

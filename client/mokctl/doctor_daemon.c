@@ -105,6 +105,22 @@ static void look_at_devices(struct doctor *doctor)
         doctor_say(doctor, "devices", DOCTOR_OK, NULL, "%u of %zu are up", well, status->n_device);
 }
 
+/* What the drivers of GPUs in a link domain say of memory for other hosts. */
+static void look_at_fabric_handles(struct doctor *doctor)
+{
+    const Mok__StatusReply *status = doctor_status(doctor);
+
+    for (size_t i = 0; i < status->n_device; i++) {
+        const Mok__DeviceInfo *device = status->device[i];
+        if (device->fabric)
+            doctor_say(doctor, "handles", DOCTOR_OK, NULL, "%s: the driver exports and imports fabric handles",
+                       device->name);
+        else if (device->no_fabric[0])
+            doctor_say(doctor, "handles", DOCTOR_NONE, NULL, "%s has none for other hosts: %s", device->name,
+                       device->no_fabric);
+    }
+}
+
 /* A device that promises more than the machine has ends with the kernel killing something. */
 static void look_at_memory(struct doctor *doctor)
 {
@@ -292,6 +308,7 @@ void doctor_daemon(struct doctor *doctor)
     if (reach(doctor)) {
         look_at_versions(doctor);
         look_at_devices(doctor);
+        look_at_fabric_handles(doctor);
         look_at_memory(doctor);
         look_at_limits(doctor);
         look_at_peers(doctor);

@@ -51,6 +51,10 @@ static cJSON *device_json(const Mok__DeviceInfo *d)
     cJSON_AddBoolToObject(object, "draining", d->draining);
     mokctl_json_number(object, "groups", d->groups);
     mokctl_json_number(object, "exclusive_group", d->exclusive_group);
+    if (d->fabric || d->no_fabric[0]) {
+        cJSON_AddBoolToObject(object, "fabric", d->fabric);
+        cJSON_AddStringToObject(object, "no_fabric", d->no_fabric);
+    }
     return object;
 }
 

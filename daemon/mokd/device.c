@@ -34,6 +34,17 @@ static const char *name_of(const struct mokd_device *device)
 
 /* ------------------------------------------------------------------ starting */
 
+static void take_fabric(struct mokd_device *device, const Mok__WorkerStarted *about)
+{
+    char clean[sizeof(device->no_fabric)];
+
+    device->fabric = about->fabric;
+    snprintf(device->no_fabric, sizeof(device->no_fabric), "%s", mok_log_text(clean, sizeof(clean), about->no_fabric));
+    if (device->config->kind == MOK_DEVICE_CUDA)
+        mok_log(MOK_LOG_INFO, "device", device->fabric ? "has fabric handles" : "has no fabric handles",
+                "device=%s reason=\"%s\"", name_of(device), device->no_fabric);
+}
+
 static void started(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 {
     struct mokd_device *device = cookie;
@@ -53,6 +64,7 @@ static void started(void *cookie, uint32_t tag, const struct mokd_answer *answer
     device->units = about->sms_or_threads;
     if (about->uuid.len == sizeof(device->uuid))
         memcpy(device->uuid, about->uuid.data, sizeof(device->uuid));
+    take_fabric(device, about);
     device->was_up = true;
     device->state = MOKD_DEVICE_UP;
     device->up_ns = device->beat_ns = mok_now_ns();
@@ -500,6 +512,8 @@ void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret)
     ret->draining = device->draining;
     ret->exclusive_group = device->exclusive ? device->exclusive->id : 0;
     ret->groups = device->n_ranks;
+    ret->fabric = device->fabric;
+    ret->no_fabric = (char *)device->no_fabric;
     if (device->config->kind == MOK_DEVICE_CUDA && device->was_up) {
         ret->uuid.data = (uint8_t *)device->uuid;
         ret->uuid.len = sizeof(device->uuid);

@@ -35,6 +35,8 @@ struct mokd_device {
     struct mokd_stats_page stats;
     uint32_t units;             /* threads or SMs */
     uint8_t uuid[16];           /* cuda: the GPU, once it has been up */
+    bool fabric;                /* cuda: its memory can be had by a fabric handle */
+    char no_fabric[160];        /* cuda: why it cannot, once it has been up */
     struct mokd_worker *worker; /* NULL: none */
     struct mokd_timer *respawn;
     uv_timer_t tick;

@@ -504,10 +504,31 @@ static void offered(struct mokd_rack_groups *groups, uint32_t node, const Mok__G
     look_at_groups(groups);
 }
 
+/* Why nothing but a local socket takes memory to another daemon. */
+static const char *why_no_fabric(const struct mokd_server *server, char *ret, size_t size)
+{
+    snprintf(ret, size, "this mokd exports no fabric handles: it has no GPU");
+    for (size_t i = 0; i < server->n_devices; i++) {
+        const struct mokd_device *device = server->devices[i];
+        if (device->config->kind != MOK_DEVICE_CUDA)
+            continue;
+        if (!device->fabric) {
+            snprintf(ret, size, "this mokd exports no fabric handles: %s: %.120s", device->config->name,
+                     device->no_fabric[0] ? device->no_fabric : "has not been up");
+            return ret;
+        }
+        snprintf(ret, size,
+                 "this mokd exports no fabric handles: the driver would, but bells and flags of a group go by local "
+                 "sockets alone");
+    }
+    return ret;
+}
+
 int mokd_rack_path(struct mokd_server *server, uint32_t node, struct mokd_error *error)
 {
     struct mokd_rack_groups *groups = server->rack_groups;
     struct rack_node_info self, other;
+    char why[224];
 
     if (mokd_host_is_linked(groups->links, node))
         return 1;
@@ -516,7 +537,7 @@ int mokd_rack_path(struct mokd_server *server, uint32_t node, struct mokd_error 
     bool same = rack_info(server->rack, groups->node.self, &self) == 0 && rack_info(server->rack, node, &other) == 0 &&
                 self.link_domain[0] && strcmp(self.link_domain, other.link_domain) == 0;
     return mokd_error_set(error, -MOK_ENOTSUP, "%s, and %s", groups->peer[node].refusal,
-                          same ? "this mokd exports no fabric handles" : "they are in no common link domain");
+                          same ? why_no_fabric(server, why, sizeof(why)) : "they are in no common link domain");
 }
 
 int mokd_rack_hand(struct mokd_server *server, uint32_t node, uint32_t group, uint32_t kind, uint32_t object,

@@ -13,6 +13,8 @@
 #include "timer.h"
 
 #define MAX_ORDERS 64u
+/* Of one node in a second; more are dropped, and their asker gives up. */
+#define MAX_ORDERED 32u
 #define ANSWER_MS 8000u /* mokctl waits a little longer */
 
 /* An administrator of this node who waits for another one's answer. */
@@ -28,6 +30,10 @@ struct order {
 struct mokd_rack_orders {
     struct mokd_server *server;
     uint64_t last_request;
+    struct {
+        uint64_t second;
+        unsigned count;
+    } ordered[RACK_MAX_NODES]; /* by other nodes */
     size_t count;
     TAILQ_HEAD(, order) list;
 };
@@ -165,6 +171,18 @@ static void answered(struct mokd_rack_orders *orders, uint32_t node, const Mok__
 
 /* ------------------------------------------------------------------ being asked */
 
+/* Whoever has a node's key may order, and not keep us busy with it. */
+static bool is_too_much(struct mokd_rack_orders *orders, uint32_t node)
+{
+    uint64_t second = mok_now_ns() / 1000000000u;
+
+    if (orders->ordered[node].second != second) {
+        orders->ordered[node].second = second;
+        orders->ordered[node].count = 0;
+    }
+    return ++orders->ordered[node].count > MAX_ORDERED;
+}
+
 static void ordered(struct mokd_server *server, uint32_t node, const Mok__RackDrain *message)
 {
     Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
@@ -191,7 +209,7 @@ static void ordered(struct mokd_server *server, uint32_t node, const Mok__RackDr
 bool mokd_rack_orders_message(struct mokd_server *server, uint32_t node, const Mok__RackFrame *frame)
 {
     if (frame->body_case == MOK__RACK_FRAME__BODY_DRAIN) {
-        if (!server->stopping)
+        if (server->rack_orders && node < RACK_MAX_NODES && !is_too_much(server->rack_orders, node))
             ordered(server, node, frame->drain);
         return true;
     }

@@ -33,7 +33,10 @@ struct entries {
 };
 
 struct peer {
-    struct entries now, coming; /* coming: of the report whose parts are arriving */
+    struct entries now;
+    struct entries next;   /* the latest report, not looked at yet: so that who sends many costs no more than who sends one */
+    struct entries coming; /* of the report whose parts are arriving */
+    bool fresh;            /* there is a next one */
 };
 
 struct mokd_rack_share {
@@ -197,12 +200,37 @@ void mokd_rack_share_report(struct mokd_server *server, uint32_t node, const Mok
         take(&peer->coming, report->user[i]);
     if (!report->last)
         return;
-    struct entries before = peer->now;
-    peer->now = peer->coming;
+    entries_clear(&peer->next);
+    peer->next = peer->coming;
     peer->coming = (struct entries){ 0 };
-    sum_all(server);
-    charge_all(server, &before, &peer->now);
-    entries_clear(&before);
+    peer->fresh = true;
+}
+
+static void look_at_reports(struct mokd_rack_share *share)
+{
+    bool any = false;
+
+    for (uint32_t node = 0; node < RACK_MAX_NODES; node++) {
+        struct peer *peer = &share->peer[node];
+        if (!peer->fresh)
+            continue;
+        charge_all(share->server, &peer->now, &peer->next);
+        entries_clear(&peer->now);
+        peer->now = peer->next;
+        peer->next = (struct entries){ 0 };
+        peer->fresh = false;
+        any = true;
+    }
+    if (any)
+        sum_all(share->server);
+}
+
+static void peer_clear(struct peer *peer)
+{
+    entries_clear(&peer->now);
+    entries_clear(&peer->next);
+    entries_clear(&peer->coming);
+    peer->fresh = false;
 }
 
 void mokd_rack_share_peer_down(struct mokd_server *server, uint32_t node)
@@ -211,8 +239,7 @@ void mokd_rack_share_peer_down(struct mokd_server *server, uint32_t node)
 
     if (!share || node >= RACK_MAX_NODES)
         return;
-    entries_clear(&share->peer[node].now);
-    entries_clear(&share->peer[node].coming);
+    peer_clear(&share->peer[node]);
     sum_all(server);
 }
 
@@ -309,6 +336,7 @@ static void on_timer(uv_timer_t *timer)
     const struct mokd_user *user;
     const struct mokd_pool *pool;
 
+    look_at_reports(share);
     mokd_job_totals_take_all(server);
     size_t room = count_lines(server), n = 0;
     _cleanup_free_ struct line *lines = calloc(room + 1, sizeof(*lines));
@@ -360,9 +388,7 @@ void mokd_rack_share_stop(struct mokd_server *server)
     if (!share)
         return;
     server->rack_share = NULL;
-    for (uint32_t node = 0; node < RACK_MAX_NODES; node++) {
-        entries_clear(&share->peer[node].now);
-        entries_clear(&share->peer[node].coming);
-    }
+    for (uint32_t node = 0; node < RACK_MAX_NODES; node++)
+        peer_clear(&share->peer[node]);
     uv_close((uv_handle_t *)&share->timer, closed);
 }

@@ -136,7 +136,7 @@ static int look_at_paths(const struct mokd_group *group, struct mokd_error *erro
             continue;
         int r = mokd_rack_path(group->server, roster->rank[rank].node, &why);
         if (r < 0)
-            return mokd_error_set(error, -MOK_ENOTSUP, "no way for memory between node %s and node %s (rank %u): %.200s",
+            return mokd_error_set(error, -MOK_ENOTSUP, "no way for memory between node %s and node %s (rank %u): %.300s",
                                   mokd_rack_own_name(group->server),
                                   mokd_span_node(group, rank), rank, why.text);
         all &= r;

@@ -80,12 +80,17 @@ void control_reply_started(struct control *c, uint64_t request)
 {
     Mok__WorkerReply reply = MOK__WORKER_REPLY__INIT;
     Mok__WorkerStarted started = MOK__WORKER_STARTED__INIT;
+    struct mok_message why = { 0 };
 
     started.sms_or_threads = c->on.limits.units;
     started.memory_bytes = c->on.limits.memory_bytes;
     if (c->on.ops->kind == MOK_DEVICE_CUDA) {
         started.uuid.data = c->on.limits.uuid;
         started.uuid.len = sizeof(c->on.limits.uuid);
+    }
+    if (c->on.ops->fabric_try) {
+        started.fabric = c->on.ops->fabric_try(c->on.engine, &why) == 0;
+        started.no_fabric = started.fabric ? (char *)"" : why.text;
     }
     reply.id = request;
     reply.body_case = MOK__WORKER_REPLY__BODY_STARTED;

@@ -160,3 +160,39 @@ void mok_cuda_memory_unmap(const struct mok_cuda_driver *d, void *address, uint6
     d->unmap((CUdeviceptr)(uintptr_t)address, size);
     d->unreserve((CUdeviceptr)(uintptr_t)address, size);
 }
+
+/* ------------------------------------------------------------------ handles for other hosts */
+
+static int no_fabric(struct mok_message *message, const char *what, int reason)
+{
+    const char *why = reason == CUDA_ERROR_NOT_PERMITTED
+                          ? "not permitted: this process has no IMEX channel (/dev/nvidia-caps-imex-channels)"
+                      : reason == CUDA_ERROR_NOT_SUPPORTED ? "not supported"
+                                                           : "refused";
+    if (message)
+        snprintf(message->text, sizeof(message->text), "%s a fabric handle: %s, CUDA driver code %d", what, why, reason);
+    return -MOK_ENOTSUP;
+}
+
+int mok_cuda_fabric_try(const struct mok_cuda_driver *d, int device, struct mok_message *message)
+{
+    CUmemAllocationProp prop = properties(device);
+    CUmemGenericAllocationHandle handle, again;
+    CUmemFabricHandle fabric;
+    uint64_t size;
+
+    if (round_up(d, device, 1, &size) < 0)
+        return say(message, -MOK_ENOTSUP, "reading the allocation granularity", 0);
+    prop.requestedHandleTypes = (CUmemAllocationHandleType)(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR |
+                                                            CU_MEM_HANDLE_TYPE_FABRIC);
+    int r = (int)d->create(&handle, size, &prop, 0);
+    if (r != CUDA_SUCCESS)
+        return no_fabric(message, "making memory for", r);
+    r = (int)d->export_handle(&fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0);
+    if (r == CUDA_SUCCESS)
+        r = (int)d->import_handle(&again, &fabric, CU_MEM_HANDLE_TYPE_FABRIC);
+    if (r == CUDA_SUCCESS)
+        d->release(again);
+    d->release(handle);
+    return r == CUDA_SUCCESS ? 0 : no_fabric(message, "exporting and importing", r);
+}

@@ -31,6 +31,8 @@ int mok_cuda_memory_alloc(const struct mok_cuda_driver *d, int device, uint64_t 
                           struct mok_message *message);
 int mok_cuda_memory_map(const struct mok_cuda_driver *d, int device, int fd, uint64_t bytes, void **ret,
                         struct mok_message *message);
+/* Makes a little memory, exports it by a fabric handle, and imports that again. 0, or -MOK_ENOTSUP with the reason. */
+int mok_cuda_fabric_try(const struct mok_cuda_driver *d, int device, struct mok_message *message);
 void mok_cuda_memory_unmap(const struct mok_cuda_driver *d, void *address, uint64_t bytes);
 
 #endif

@@ -149,6 +149,12 @@ static void cuda_memory_unmap(struct mok_engine *engine, void *address, uint64_t
     mok_cuda_memory_unmap(&engine->driver, address, bytes);
 }
 
+static int cuda_fabric_try(struct mok_engine *engine, struct mok_message *message)
+{
+    int r = check(cudaSetDevice((int)engine->config.index), "selecting the device", message);
+    return r < 0 ? -MOK_ENOTSUP : mok_cuda_fabric_try(&engine->driver, (int)engine->config.index, message);
+}
+
 static void fill_schedule(struct mok_engine_layer *l)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
@@ -624,6 +630,7 @@ const struct mok_engine_ops mok_cuda_engine = {
     .memory_alloc = cuda_memory_alloc,
     .memory_map = cuda_memory_map,
     .memory_unmap = cuda_memory_unmap,
+    .fabric_try = cuda_fabric_try,
     .layer_open = cuda_layer_open,
     .layer_close = cuda_layer_close,
     .start = mok_cuda_run_start,

@@ -198,7 +198,7 @@ on_gpus() {
     if [[ $gpus -eq 2 && -e $gpu/libmok_gpu.so ]]; then
         step 30 "the same bits on one GPU and on two" env "LD_LIBRARY_PATH=$gpu/lib" python3 "$gpu/two_gpus.py" "$gpu/libmok_gpu.so" kimi,qwen
     fi
-    for program in gpu_daemon gpu_daemon_backward; do
+    for program in gpu_daemon gpu_daemon_backward gpu_stream; do
         if [[ -x $MOK_BUILD_DIR/tests/gpu/daemon/$program ]]; then
             step 60 "test $program, slices" "$MOK_BUILD_DIR/tests/gpu/daemon/$program"
         fi

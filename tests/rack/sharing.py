@@ -91,25 +91,12 @@ def one_device_of_another_node_is_drained_and_opened_again(rack):
     expect_refusal(rack, 0, "drain", "nobody", says="no node of that name")
 
 
-def a_node_of_the_version_before_is_drained_by_its_own_mokd(rack):
-    rack.stop(2)
-    rack.write_config(2, rack="newest_protocol = 1\n")
-    rack.start(2)
-    rack.wait_all_up()
-    expect_refusal(rack, 0, "drain", "n2", says="speaks version 1")
-    rack.stop(2)
-    rack.write_config(2)
-    rack.start(2)
-    rack.wait_all_up()
-
-
 def main():
     with Rack(3, devices=2) as rack, tempfile.TemporaryDirectory() as logs:
         rack.start_all()
         rack.wait_all_up()
         a_node_is_drained_from_another_one_and_upgraded_while_others_work(rack, logs)
         one_device_of_another_node_is_drained_and_opened_again(rack)
-        a_node_of_the_version_before_is_drained_by_its_own_mokd(rack)
         for i in range(3):
             if rack.stop(i) != 0:
                 fail(f"n{i} did not end in order")

@@ -4,6 +4,7 @@
  * stream wait. Linked by a test, it is what libmok's dlopen of libcuda.so.1 finds.
  */
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -177,6 +178,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
 
     if (!about || flags || size == 0 || size % GRANULE || check_device(about->location.id) != CUDA_SUCCESS)
         return CUDA_ERROR_INVALID_VALUE;
+    if ((about->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) && !getenv("MOK_EMULATED_FABRIC"))
+        return CUDA_ERROR_NOT_PERMITTED; /* as where there is no IMEX channel */
     fd = memfd_create("emulated-gpu", MFD_CLOEXEC);
     if (fd < 0 || posix_fallocate(fd, 0, (off_t)size) != 0 || poison(fd, size) != CUDA_SUCCESS) {
         if (fd >= 0)
@@ -200,6 +203,11 @@ static int again(int fd)
 EXPORT CUresult cuMemExportToShareableHandle(void *ret, CUmemGenericAllocationHandle handle,
                                              CUmemAllocationHandleType type, unsigned long long flags)
 {
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC) { /* 64 bytes by which any process finds it */
+        memset(ret, 0, sizeof(CUmemFabricHandle));
+        snprintf(ret, sizeof(CUmemFabricHandle), "/proc/%d/fd/%d", (int)getpid(), (int)handle);
+        return CUDA_SUCCESS;
+    }
     int fd = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0 ? again((int)handle) : -1;
 
     if (fd < 0)
@@ -211,7 +219,9 @@ EXPORT CUresult cuMemExportToShareableHandle(void *ret, CUmemGenericAllocationHa
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *fd,
                                                CUmemAllocationHandleType type)
 {
-    int own = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? again((int)(intptr_t)fd) : -1;
+    int own = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? again((int)(intptr_t)fd)
+              : type == CU_MEM_HANDLE_TYPE_FABRIC              ? open(fd, O_RDWR | O_CLOEXEC)
+                                                               : -1;
 
     if (own < 0)
         return CUDA_ERROR_INVALID_VALUE;

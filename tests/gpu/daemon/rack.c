@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "gpu.h"
@@ -152,9 +153,44 @@ static void a_killed_daemon_is_named_with_its_rank_and_the_group_forms_again(voi
     assert_int_equal(rack_stack_stop(&rack), 0);
 }
 
+/* What mokctl says of the device's fabric handles: 1 it has them, 0 it has not and says why. */
+static int fabric_of_device(void)
+{
+    struct stack stack;
+    char command[600], text[4096];
+
+    assert_int_equal(gpu_stack_start(&stack, 1, 0), 0);
+    snprintf(command, sizeof(command), "%s --socket %s --json devices", stack_program("client/mokctl"), stack.socket);
+    FILE *pipe = popen(command, "re");
+    assert_non_null(pipe);
+    text[fread(text, 1, sizeof(text) - 1, pipe)] = '\0';
+    assert_int_equal(pclose(pipe), 0);
+    assert_int_equal(stack_stop(&stack), 0);
+    const char *why = strstr(text, "\"no_fabric\":");
+    assert_non_null(why);
+    printf("%.*s\n", (int)strcspn(why, "\n"), why);
+    int has = strstr(text, "\"fabric\":\ttrue") != NULL;
+    assert_true(has == (strstr(why, "code") == NULL));
+    return has;
+}
+
+static void whether_there_are_fabric_handles_is_tried_and_said_with_the_reason(void **state)
+{
+    (void)state;
+#ifdef MOK_EMULATED /* without an IMEX channel, and with one */
+    assert_int_equal(fabric_of_device(), 0);
+    setenv("MOK_EMULATED_FABRIC", "1", 1);
+    assert_int_equal(fabric_of_device(), 1);
+    unsetenv("MOK_EMULATED_FABRIC");
+#else
+    fabric_of_device();
+#endif
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(whether_there_are_fabric_handles_is_tried_and_said_with_the_reason),
         cmocka_unit_test(two_daemons_give_the_bits_of_one),
         cmocka_unit_test(a_killed_daemon_is_named_with_its_rank_and_the_group_forms_again),
     };

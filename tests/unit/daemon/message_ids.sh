@@ -6,7 +6,7 @@ cd "$1"
 bad=0
 complain() { echo "$*"; bad=1; }
 table=daemon/common/message_ids.c
-sed -nE 's/^    \{ "([^"]*)", "([^"]*)", "([0-9a-f]{32})" \},$/\1\t\2\t\3/p' "$table" > /dev/stdout | {
+sed -nE 's/^    \{ "([^"]*)", "([^"]*)", "([0-9a-f]{32})" \},$/\1\t\2\t\3/p' "$table" | {
     count=0
     while IFS=$'\t' read -r component message id; do
         count=$((count + 1))

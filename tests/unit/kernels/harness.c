@@ -232,7 +232,7 @@ void layer_start_gradients(struct layer *layer, float start)
         for (size_t a = 0; a < ARRAY_SIZE(all); a++) {
             size_t count = all[a]->bytes / (narrow ? 2 : 4), first = a < 3 ? r * count : 0;
             for (size_t i = 0; i < count; i++) {
-                float value = start * (float)((int)((first + i) % 7) - 3);
+                float value = start * (float)((int)((first + i) % 7) - 3) + 0.0f; /* of 0 never -0 */
                 if (narrow)
                     ((uint16_t *)(void *)all[a]->data)[i] = bf16_from_float(value);
                 else
