@@ -19,6 +19,7 @@ struct mok_engine_config {
     uint32_t index;       /* cuda: device ordinal */
     uint32_t threads;     /* host: threads, >= 1 */
     uint32_t blocks;      /* cuda: thread blocks of a megakernel at most, so that other kernels find SMs free; 0: one an SM */
+    uint32_t reserve;     /* cuda: SMs that its kernels leave to others */
     uint32_t yield_us;    /* cuda: a block retires at a task border after about so long, so that a kernel that waits gets its
                              place; 0: never */
     void (*notify)(void *cookie); /* called from an engine thread when a phase has ended; may be NULL */

@@ -51,6 +51,8 @@ static const struct key device_keys[] = {
     { "memory", VALUE_SIZE, offsetof(struct mokd_device_config, memory), 1u << 20, UINT64_MAX },
     { "cuda", VALUE_U32, offsetof(struct mokd_device_config, cuda), 0, MOK_MAX_DEVICES - 1 },
     { "mps_pipe", VALUE_PATH, offsetof(struct mokd_device_config, mps_pipe), 1, MOKD_PATH_MAX - 1 },
+    { "reserve_sms", VALUE_U32, offsetof(struct mokd_device_config, reserve_sms), 0, 1024 },
+    { "yield_us", VALUE_U32, offsetof(struct mokd_device_config, yield_us), 0, 1000000 },
     { "chaos_delay_us", VALUE_U32, offsetof(struct mokd_device_config, chaos_delay_us), 0, 10000000 },
 };
 
@@ -563,6 +565,9 @@ static void check_whole(struct parser *parser)
         if (device->kind == MOK_DEVICE_CUDA && device->memory == 0)
             config_complain(parser, "[device %s] memory: missing; say how much of the GPU's memory mokd may hand out",
                      device->name);
+        if (device->kind == MOK_DEVICE_HOST && (device->reserve_sms || device->yield_us))
+            config_complain(parser, "[device %s] %s: only a device of kind cuda has it", device->name,
+                            device->reserve_sms ? "reserve_sms" : "yield_us");
         if (device->kind == MOK_DEVICE_HOST && device->threads == 0)
             device->threads = 1;
     }

@@ -60,6 +60,8 @@ struct mokd_device_config {
     uint64_t memory;  /* bytes that mokd may hand out */
     uint32_t cuda;    /* cuda: which GPU, in PCI order; several devices may share one */
     char mps_pipe[MOKD_PATH_MAX]; /* cuda, sharing = mps: directory of its GPU's control daemon */
+    uint32_t reserve_sms; /* cuda: SMs that no kernel of ours takes */
+    uint32_t yield_us;    /* cuda: how long a block works before it makes room at a task border; 0: to the end */
     uint32_t chaos_delay_us;
 };
 

@@ -86,6 +86,8 @@ static void send_start(struct mokd_device *device)
     start.cuda_device = 0; /* the only one that it sees */
     start.mps = device->server->config->sharing == MOKD_SHARING_MPS;
     start.chaos_delay_us = device->config->chaos_delay_us;
+    start.reserve_sms = device->config->reserve_sms;
+    start.yield_us = device->config->yield_us;
     start.stats_bytes = sizeof(struct mok_stats);
     request.body_case = MOK__WORKER_REQUEST__BODY_START;
     request.start = &start;

@@ -10,6 +10,7 @@
 #include "host_link.h"
 #include "layer.h"
 #include "names.h"
+#include "rack_early.h"
 #include "rack_orders.h"
 #include "rack_share.h"
 #include "span.h"
@@ -19,22 +20,12 @@
 #define OFFER_AGAIN_MS 10000u
 /* Messages that the mesh has no room for at the moment; a peer with more is as good as lost. */
 #define MAX_BACKLOG_BYTES (8u << 20)
-/* Handles that are here before their group is; a node that hands in more, or whose group does not come, loses them. */
-#define MAX_EARLY 4096u
-#define EARLY_MS (2u * GROUP_PREPARE_MS)
 
 /* A message that waits for the mesh. */
 struct parcel {
     TAILQ_ENTRY(parcel) link;
     size_t size;
     uint8_t bytes[];
-};
-
-struct early {
-    TAILQ_ENTRY(early) link;
-    uint32_t node, group, kind, object, rank;
-    uint64_t bytes, since_ms;
-    int fd;
 };
 
 /* Other nodes' answers that a gather waits for. */
@@ -67,8 +58,7 @@ struct mokd_rack_groups {
     uv_timer_t tick;
     struct mokd_host_links *links;
     struct peer peer[GROUP_MAX_NODES];
-    TAILQ_HEAD(, early) early;
-    size_t n_early;
+    struct mokd_early_list early;
     TAILQ_HEAD(, dropping) dropping;
     uint64_t last_request;
 };
@@ -208,24 +198,6 @@ static void op_refused(void *cookie, uint64_t join, const struct group_error *er
     mokd_group_join_failed(member, &sentence);
 }
 
-static void adopt_early(struct mokd_rack_groups *groups, struct mokd_group *group)
-{
-    struct early *early, *next;
-
-    for (early = TAILQ_FIRST(&groups->early); early; early = next) {
-        next = TAILQ_NEXT(early, link);
-        if (early->group != group->id)
-            continue;
-        TAILQ_REMOVE(&groups->early, early, link);
-        groups->n_early--;
-        if (early->rank < group->size && group->span->roster->rank[early->rank].node == early->node)
-            mokd_span_handle(group, early->kind, early->object, early->rank, early->bytes, early->fd);
-        else
-            mok_close(early->fd);
-        free(early);
-    }
-}
-
 /* The ranks of this node that the roster names wait in one FORMING group. */
 static struct mokd_group *find_forming(const struct mokd_rack_groups *groups, const struct group_roster *roster)
 {
@@ -256,7 +228,7 @@ static void op_open(void *cookie, const struct group_roster *roster)
     }
     mokd_group_run_begin(group);
     mokd_group_come_together(group, span);
-    adopt_early(groups, group);
+    mokd_early_adopt(&groups->early, group);
     mokd_group_run_end(group);
 }
 
@@ -421,41 +393,13 @@ static void link_handle(void *cookie, uint32_t node, const Mok__Handle *handle, 
         mokd_span_handle(group, handle->kind, handle->object, handle->rank, handle->bytes, fd);
         return;
     }
-    struct early *early = !group && groups->n_early < MAX_EARLY ? calloc(1, sizeof(*early)) : NULL;
-    if (!early) {
+    if (group)
         mok_close(fd);
-        return;
-    }
-    *early = (struct early){
-        .node = node,
-        .group = handle->group,
-        .kind = handle->kind,
-        .object = handle->object,
-        .rank = handle->rank,
-        .bytes = handle->bytes,
-        .since_ms = mokd_rack_now_ms(),
-        .fd = fd,
-    };
-    TAILQ_INSERT_TAIL(&groups->early, early, link);
-    groups->n_early++;
+    else
+        mokd_early_keep(&groups->early, node, handle, fd);
 }
 
 static const struct mokd_host_handlers host_handlers = { .up = link_up, .down = link_down, .handle = link_handle };
-
-static void forget_early(struct mokd_rack_groups *groups, uint64_t before_ms, uint32_t node)
-{
-    struct early *early, *next;
-
-    for (early = TAILQ_FIRST(&groups->early); early; early = next) {
-        next = TAILQ_NEXT(early, link);
-        if (early->since_ms >= before_ms && early->node != node)
-            continue;
-        TAILQ_REMOVE(&groups->early, early, link);
-        groups->n_early--;
-        mok_close(early->fd);
-        free(early);
-    }
-}
 
 /* Of two nodes the one whose name comes first offers, the other connects. */
 static bool offers(const struct mokd_rack_groups *groups, uint32_t node)
@@ -606,7 +550,7 @@ static void on_state(void *cookie, uint32_t node, enum rack_state before, enum r
     mokd_rack_share_peer_down(server, node);
     forget_backlog(&groups->peer[node]);
     group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
-    forget_early(groups, 0, node);
+    mokd_early_forget(&groups->early, 0, node);
     mokd_host_forget(groups->links, node);
 }
 
@@ -631,8 +575,7 @@ static void tick(uv_timer_t *timer)
 
     group_node_tick(&groups->node, now_ms);
     look_at_groups(groups);
-    if (now_ms > EARLY_MS)
-        forget_early(groups, now_ms - EARLY_MS, UINT32_MAX);
+    mokd_early_expire(&groups->early, now_ms);
     for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
         if (groups->node.peer[node].up && node != groups->node.self)
             offer(groups, node);
@@ -786,7 +729,7 @@ int mokd_rack_groups_start(struct mokd_server *server, struct mokd_error *error)
     if (!groups)
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
     groups->server = server;
-    TAILQ_INIT(&groups->early);
+    mokd_early_init(&groups->early);
     TAILQ_INIT(&groups->dropping);
     for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
         TAILQ_INIT(&groups->peer[node].backlog);
@@ -831,7 +774,7 @@ void mokd_rack_groups_stop(struct mokd_server *server)
     if (!groups)
         return;
     server->rack_groups = NULL;
-    forget_early(groups, UINT64_MAX, UINT32_MAX);
+    mokd_early_forget(&groups->early, UINT64_MAX, UINT32_MAX);
     for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
         forget_backlog(&groups->peer[node]);
     while ((dropping = TAILQ_FIRST(&groups->dropping))) {

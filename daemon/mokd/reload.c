@@ -43,7 +43,8 @@ static bool same_devices(const struct mokd_config *a, const struct mokd_config *
     for (size_t i = 0; i < a->n_devices; i++) {
         const struct mokd_device_config *x = &a->devices[i], *y = &b->devices[i];
         if (strcmp(x->name, y->name) != 0 || x->kind != y->kind || x->threads != y->threads || x->memory != y->memory ||
-            x->cuda != y->cuda || x->chaos_delay_us != y->chaos_delay_us)
+            x->cuda != y->cuda || x->reserve_sms != y->reserve_sms || x->yield_us != y->yield_us ||
+            x->chaos_delay_us != y->chaos_delay_us)
             return false;
     }
     return true;

@@ -271,7 +271,9 @@ static bool fits(uint64_t used, uint64_t elsewhere, uint64_t amount, uint64_t bo
 
 static const char *and_elsewhere(uint64_t amount, char ret[static 64])
 {
-    snprintf(ret, 64, amount ? " here and %" PRIu64 " on other nodes" : "", amount);
+    if (amount == 0)
+        return "";
+    snprintf(ret, 64, " here and %" PRIu64 " on other nodes", amount);
     return ret;
 }
 

@@ -339,6 +339,7 @@ static int make_sockets(int *ret_ours, int *ret_its, struct mokd_error *error)
 #define VISIBLE "CUDA_VISIBLE_DEVICES="
 #define ORDER "CUDA_DEVICE_ORDER="
 #define PIPE "CUDA_MPS_PIPE_DIRECTORY="
+#define PRIORITY "CUDA_MPS_CLIENT_PRIORITY=" /* 0 normal, 1 below that */
 /* Names no control daemon, so that CUDA does not join one at its default place. */
 #define NO_PIPE "/nonexistent"
 
@@ -363,12 +364,13 @@ static bool is_mokds(const char *entry)
 
 /*
  * A worker sees no GPU but its own, so that no mistake of it reaches another; GPUs are numbered as the machine numbers
- * them. NULL: no memory. Freed with environment_free.
+ * them. One that yields is placed below its clients, so that a kernel of theirs comes first where a block has made room.
+ * NULL: no memory. Freed with environment_free.
  */
 static char **environment_of(const struct mokd_config *config, const struct mokd_device_config *device)
 {
-    bool mps = config->sharing == MOKD_SHARING_MPS;
-    size_t count = 0, kept = 3;
+    bool mps = config->sharing == MOKD_SHARING_MPS, yields = mps && device->yield_us > 0;
+    size_t count = 0, kept = yields ? 4 : 3;
 
     while (environ[count])
         count++;
@@ -382,12 +384,15 @@ static char **environment_of(const struct mokd_config *config, const struct mokd
     list[0] = strdup(visible);
     list[1] = list[0] ? strdup(pipe) : NULL;
     list[2] = list[1] ? strdup(ORDER "PCI_BUS_ID") : NULL;
-    if (!list[2]) {
+    if (yields && list[2])
+        list[3] = strdup(PRIORITY "1");
+    if (!list[kept - 1]) {
         environment_free(list);
         return NULL;
     }
     for (size_t i = 0; i < count; i++) {
-        if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER) || is_of(environ[i], PIPE) || is_mokds(environ[i]))
+        if (is_of(environ[i], VISIBLE) || is_of(environ[i], ORDER) || is_of(environ[i], PIPE) ||
+            (yields && is_of(environ[i], PRIORITY)) || is_mokds(environ[i]))
             continue;
         list[kept] = strdup(environ[i]);
         kept += list[kept] != NULL;

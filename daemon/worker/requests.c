@@ -405,6 +405,8 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
         .engine = { .index = request->cuda_device,
                     .threads = request->threads,
                     .blocks = request->threads,
+                    .reserve = request->reserve_sms,
+                    .yield_us = request->yield_us,
                     .chaos_delay_us = request->chaos_delay_us },
         .poll_us = request->poll_us,
         .chaos_delay_us = request->chaos_delay_us,

@@ -121,7 +121,8 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
     if (!e)
         return fail(message, -MOK_ENOMEM, "out of memory");
     e->config = *config;
-    e->blocks = config->blocks && config->blocks < limits.units ? config->blocks : limits.units;
+    e->blocks = limits.units - (uint32_t)mok_min_u64(config->reserve, limits.units);
+    e->blocks = config->blocks && config->blocks < e->blocks ? config->blocks : e->blocks;
     e->blocks = (uint32_t)mok_max_u64(mok_round_down(e->blocks, MOK_CLUSTER), MOK_CLUSTER);
     r = open_resources(e, message);
     if (r < 0) {

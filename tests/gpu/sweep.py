@@ -92,48 +92,52 @@ def minibatch():
 CLIENT_BLOCKS, CLIENT_US = 16, 50
 
 
-def beside(run, priority):
-    """Medians: the layer alone, the layer with a client's kernel in it, how long that takes from its launch on."""
-    alone = interleaved({"layer": run})["layer"]
-    side = torch.cuda.Stream(priority=priority)
-    waits, layers = [], []
-    for _ in range(14):
-        dense()
-        torch.cuda.synchronize()
-        a, b, s0, s1 = (torch.cuda.Event(enable_timing=True) for _ in range(4))
-        a.record()
-        run()
-        b.record()
-        time.sleep(0.0007)  # the layer is under way
-        s0.record(side)
-        assert lib.shim_busy(CLIENT_BLOCKS, CLIENT_US * 1000, side.cuda_stream) == 0
-        s1.record(side)
-        torch.cuda.synchronize()
-        waits.append(1000 * s0.elapsed_time(s1) - CLIENT_US)
-        layers.append(a.elapsed_time(b))
-    return dict(layer_ms=round(alone, 4), layer_beside_ms=round(st.median(layers[2:]), 4), waits_us=round(st.median(waits[2:]), 1),
-                waits_max_us=round(max(waits[2:]), 1))
+def beside(run, side):
+    """One run of the layer with a client's kernel in it: ms of the layer, us that the client's kernel waited."""
+    torch.cuda.synchronize()
+    a, b, s0, s1 = (torch.cuda.Event(enable_timing=True) for _ in range(4))
+    a.record()
+    run()
+    b.record()
+    time.sleep(0.0007)  # the layer is under way
+    s0.record(side)
+    assert lib.shim_busy(CLIENT_BLOCKS, CLIENT_US * 1000, side.cuda_stream) == 0
+    s1.record(side)
+    torch.cuda.synchronize()
+    return a.elapsed_time(b), 1000 * s0.elapsed_time(s1) - CLIENT_US
 
 
 def client():
-    """A kernel of 16 blocks on a second stream, launched while the layer runs: how long it waits, and what the layer loses."""
+    """A kernel of 16 blocks on a second stream, launched while the layer runs: how long it waits, and what the layer loses. All
+    ways to leave it room, and both priorities of its stream, in turn; medians."""
     H, I, E, K = SHAPES["kimi"]
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for reserve, yield_us in ((0, 0), (16, 0), (0, 100), (0, 200), (0, 400)):
-            torch.manual_seed(1)
+    ways = ((0, 0), (16, 0), (0, 100), (0, 200), (0, 400))
+    torch.manual_seed(1)
+    grads = [torch.zeros(E, *s, device="cuda") for s in ((I, H), (I, H), (H, I))] + [None] * 3
+    d_out, d_x = torch.randn(2048, H, device="cuda", dtype=BF), torch.empty(2048, H, device="cuda", dtype=BF)
+    sides = {p: torch.cuda.Stream(priority=p) for p in (-1, 0)}
+    with torch.cuda.stream(torch.cuda.Stream()):
+        groups = {}
+        for reserve, yield_us in ways:
             G = make(H, I, E, K, 1, 2048, blocks=132 - reserve, yield_us=yield_us, context_mode=1)
-            grads = [torch.zeros(E, *s, device="cuda") for s in ((I, H), (I, H), (H, I))] + [None] * 3
-            G.set_backward([torch.randn(2048, H, device="cuda", dtype=BF)], [grads], [torch.empty(2048, H, device="cuda", dtype=BF)],
-                           [torch.empty(2048, K, device="cuda")], 2)
-            for op, run in (("forward", G.forward), ("backward", G.backward)):
-                for _ in range(2):
-                    run()
-                for priority in (-1, 0):
-                    say(what="client kernel", shape="kimi", op=op, reserve_sms=reserve, yield_us=yield_us, client_priority=priority, **beside(run, priority))
+            G.set_backward([d_out], [grads], [d_x], [torch.empty(2048, K, device="cuda")], 2)
+            groups[reserve, yield_us] = G
+        for op in ("forward", "backward"):
+            runs = {w: G.forward if op == "forward" else G.backward for w, G in groups.items()}
+            alone, seen = {w: [] for w in ways}, {(w, p): [] for w in ways for p in sides}
+            for r in range(15):
+                for w, run in runs.items():
+                    alone[w].append(shot(run))
+                    for p, side in sides.items():
+                        seen[w, p].append(beside(run, side))
+            for (w, p), v in seen.items():
+                say(what="client kernel", shape="kimi", op=op, reserve_sms=w[0], yield_us=w[1], client_priority=p, layer_ms=round(st.median(alone[w][3:]), 4),
+                    layer_beside_ms=round(st.median(x[0] for x in v[3:]), 4), waits_us=round(st.median(x[1] for x in v[3:]), 1),
+                    waits_max_us=round(max(x[1] for x in v[3:]), 1))
+        for G in groups.values():
             G.close()
-            del G, grads
-            torch.cuda.empty_cache()
+    del groups, grads
+    torch.cuda.empty_cache()
 
 
 for part in sys.argv[2:] or ("sizes", "minibatch", "client"):

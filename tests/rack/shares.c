@@ -191,16 +191,18 @@ static double share_of(struct worker *few, struct worker *many, int count)
 static void who_has_another_node_for_himself_leaves_this_one_to_the_other(void **state)
 {
     struct worker there, many, few;
-    double share = 0;
+    double alike = 1, share = 0;
 
     (void)state;
     begin(&many, 0, MANY, "many");
     begin(&few, 0, FEW, "few");
-    double alike = share_of(&few, &many, 150); /* nothing elsewhere */
+    /* A busy machine may keep either client from what it wants to do, for a while. */
+    for (int tries = 0; tries < 20 && alike > 0.58; tries++) /* nothing elsewhere */
+        alike = share_of(&few, &many, 150);
     begin(&there, 1, MANY, "there");
-    /* Equal weights: one device each. The first reports are on their way for a moment. */
-    for (int tries = 0; tries < 30 && share < 0.7; tries++)
-        share = share_of(&few, &many, 100);
+    share_of(&few, &many, 50); /* the first reports are on their way */
+    for (int tries = 0; tries < 20 && share < 0.7; tries++) /* equal weights: one device each */
+        share = share_of(&few, &many, 250);
     end(&there);
     end(&few);
     end(&many);

@@ -56,6 +56,7 @@ static int write_config(const struct stack *stack, const struct stack_options *o
                 options->gpu_first + (options->gpu_spread ? i % options->gpu_spread : 0), options->gpu_gib ? options->gpu_gib : 16);
         if (options->gpu_blocks)
             fprintf(file, "threads = %u\n", options->gpu_blocks);
+        fprintf(file, "yield_us = %u\nreserve_sms = %u\n", options->gpu_yield_us, options->gpu_reserve);
     }
     for (unsigned i = 0; i < options->devices; i++) {
         fprintf(file, "[device host%u]\nkind = host\nthreads = %u\nmemory = 8G\n", i, options->threads);

@@ -22,6 +22,8 @@ struct stack_options {
     unsigned gpu_first;      /* the first of those */
     unsigned gpu_gib;        /* memory of each; 0: 16 */
     unsigned gpu_blocks;     /* thread blocks of their kernels; 0: one an SM */
+    unsigned gpu_yield_us;   /* after how long these make room; 0: never */
+    unsigned gpu_reserve;    /* SMs that they leave alone */
     const char *daemon;      /* more lines of [daemon]; may be NULL */
     const char *extra;       /* more configuration text, appended; may be NULL */
     unsigned store;          /* descriptors that a service manager keeps for mokd; 0: there is none */

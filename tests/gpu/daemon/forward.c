@@ -321,9 +321,12 @@ static void repeats_have_the_same_bits_beside_a_clients_kernels(void **state)
 {
     struct stack stack;
     struct problem p;
+    const struct stack_options yielding = {
+        .gpus = 2, .poll_us = 100, .daemon = gpu_daemon_lines(), .gpu_yield_us = 2 /* each block at every task */
+    };
     (void)state;
 
-    assert_int_equal(gpu_stack_start(&stack, 2, 0), 0);
+    assert_int_equal(stack_start(&stack, &yielding), 0);
     problem_make(&p, &(struct problem_options){ .hidden = 512,
                                                 .intermediate = 384,
                                                 .experts = 8,

@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 programs=(daemon/mokd/mokd daemon/worker/mok-worker client/mokctl tests/gpu/daemon/gpu_daemon
     tests/gpu/daemon/gpu_daemon_backward tests/gpu/daemon/gpu_stream tests/gpu/daemon/gpu_rack tests/gpu/daemon/gpu_death
-    tests/gpu/daemon/gpu_own_mps tests/bench/mok-bench client/examples/train_moe_lm)
+    tests/gpu/daemon/gpu_own_mps tests/gpu/daemon/gpu_yield tests/bench/mok-bench client/examples/train_moe_lm)
 
 pack() {
     local build=$1 folder=$2 program library

@@ -134,6 +134,20 @@ static void every_key_arrives(void **state)
     mokd_config_release(&config);
 }
 
+#if defined(MOK_HAVE_CUDA)
+static void a_gpu_leaves_room_for_others_as_the_file_says(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load("[device g]\nkind = cuda\nmemory = 1G\nreserve_sms = 16\nyield_us = 200\n", &config), 0);
+    assert_int_equal(config.devices[0].reserve_sms, 16);
+    assert_int_equal(config.devices[0].yield_us, 200);
+    mokd_config_release(&config);
+    expect_refusal("[device h]\nyield_us = 200\n", 0, "[device h] yield_us: only a device of kind cuda has it");
+}
+#endif
+
 static void a_users_limits_override_the_general_ones_wherever_they_stand(void **state)
 {
     struct mokd_limits limits;
@@ -474,6 +488,9 @@ int main(void)
         cmocka_unit_test(the_memory_there_is_is_the_least_that_a_control_group_around_leaves),
         cmocka_unit_test(a_device_alone_is_a_configuration),
         cmocka_unit_test(every_key_arrives),
+#if defined(MOK_HAVE_CUDA)
+        cmocka_unit_test(a_gpu_leaves_room_for_others_as_the_file_says),
+#endif
         cmocka_unit_test(a_users_limits_override_the_general_ones_wherever_they_stand),
         cmocka_unit_test(the_most_specific_section_wins_and_what_is_counted_binds_a_group_as_a_whole),
         cmocka_unit_test(users_and_groups_may_be_named),
