@@ -157,6 +157,11 @@ exposure=$(in_machine systemd-analyze security --no-pager mokd.service | grep -o
     grep -oE '[0-9.]+$' | tr -d .)
 [ "$exposure" -le 30 ] || fail "exposure $exposure tenths"
 
+say "a second mokd, by hand, takes nothing from the first"
+code=0
+second=$(in_machine timeout 20 mokd 2>&1) || code=$?
+[ $code -eq 1 ] && [[ $second == *"somebody serves /run/mok/mokd.sock already"* ]] || fail "a second mokd: exit $code: $second"
+
 say "who may, and who may not"
 as alice mokctl status >/dev/null || fail "alice, of group mok, cannot look"
 code=0
