@@ -190,12 +190,23 @@ void phases_running(struct dispatcher *d, struct worker_layer *layer, enum mok_p
     count_phase_start(d, layer, phase);
 }
 
+static bool another_wants_it(const struct dispatcher *d)
+{
+    for (const struct worker_layer *layer = d->active; layer; layer = layer->active_next)
+        if (layer != d->running && layer->action != MOK_ACT_WAIT)
+            return true;
+    return false;
+}
+
 bool phases_start(struct dispatcher *d)
 {
     struct mok_op_result result = { 0 };
 
-    if (d->running)
+    if (d->running) {
+        if (d->ahead.op && another_wants_it(d)) /* else it would get the device before the other has been considered */
+            ahead_withdraw(d);
         return false;
+    }
     struct worker_layer *layer = most_deserving(d);
     if (!layer)
         return false;
