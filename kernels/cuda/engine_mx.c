@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * MXFP8's part of the engine's host side: arguments and tensor maps of its forward, and what quantises x. A shared expert
- * is BF16: it runs first, with the other forward's kernels and a schedule of its own.
+ * MXFP8's part of the engine's host side: arguments and tensor maps of its forward, and what quantises x. A shared
+ * expert is BF16: it runs first, with the other forward's kernels and a schedule of its own.
  */
 #include <string.h>
 
@@ -33,7 +33,8 @@ void mok_cuda_mx_fill(struct mok_engine_layer *l)
         l->main.set[0].k_blocks = mx->h_blocks;
 }
 
-/* Pairs of codes are mapped as BF16 elements: boxes are 128 bytes wide all the same, and what is past an edge is zero. */
+/* Pairs of codes are mapped as BF16 elements: boxes are 128 bytes wide all the same, and what is past an edge is zero.
+ */
 int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p)
 {
     const struct mok_cuda_driver *d = &l->engine->driver;
@@ -53,7 +54,8 @@ int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_pa
     return r;
 }
 
-int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id, void *stream)
+int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id,
+                         void *stream)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
     const struct mok_cuda_quantize_args a = {

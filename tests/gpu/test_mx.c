@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA engine's MXFP8 forward through the common interface: x quantised bit for bit as mx.h says, whole layers within
- * the bound of a reference with E4M3 operands, bits that no setting changes. Skipped where there is no GPU.
+ * The CUDA engine's MXFP8 forward through the common interface: x quantised bit for bit as mx.h says, whole layers
+ * within the bound of a reference with E4M3 operands, bits that no setting changes. Skipped where there is no GPU.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -60,11 +60,24 @@ static void check_layer(const char *what, const struct problem *p, const uint16_
 }
 
 static const struct problem_options layers[] = {
-    { .hidden = 336, .intermediate = 208, .experts = 8, .topk = 3, .tokens = FEWER(500, 90), .shared_intermediate = 80,
-      .routing = ROUTE_ZIPF, .masked = 0.1, .seed = 11 },
+    { .hidden = 336,
+      .intermediate = 208,
+      .experts = 8,
+      .topk = 3,
+      .tokens = FEWER(500, 90),
+      .shared_intermediate = 80,
+      .routing = ROUTE_ZIPF,
+      .masked = 0.1,
+      .seed = 11 },
     { .hidden = 256, .intermediate = 512, .experts = 4, .topk = 2, .tokens = FEWER(300, 70), .seed = 12 },
-    { .hidden = 80, .intermediate = 144, .experts = 8, .topk = 5, .tokens = FEWER(130, 50), .clamp = 0.9f,
-      .weighting = WEIGHT_ZERO_NEGATIVE, .seed = 13 },
+    { .hidden = 80,
+      .intermediate = 144,
+      .experts = 8,
+      .topk = 5,
+      .tokens = FEWER(130, 50),
+      .clamp = 0.9f,
+      .weighting = WEIGHT_ZERO_NEGATIVE,
+      .seed = 13 },
     { .hidden = 16, .intermediate = 16, .experts = 4, .topk = 1, .tokens = 40, .shared_intermediate = 16, .seed = 14 },
 };
 
@@ -176,8 +189,9 @@ static void x_is_quantised_bit_for_bit(void **state)
         struct device_group group;
         struct problem p;
 
-        problem_make(&p, &(struct problem_options){ .hidden = hidden[n], .intermediate = 16, .experts = 2, .topk = 1,
-                                                    .tokens = tokens, .seed = n });
+        problem_make(
+            &p, &(struct problem_options){
+                    .hidden = hidden[n], .intermediate = 16, .experts = 2, .topk = 1, .tokens = tokens, .seed = n });
         strange_values(&p);
         device_group_open(&group, &p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
         assert_int_equal(device_phase(&group, 0, MOK_PHASE_PREPARE).status, 0);
@@ -238,8 +252,13 @@ static void every_number_of_experts_is_right(void **state)
         char what[40];
         uint16_t *out;
 
-        problem_make(&p, &(struct problem_options){ .hidden = 32, .intermediate = 48, .experts = experts, .topk = 2,
-                                                    .tokens = FEWER(70, 40), .routing = ROUTE_DUPLICATES, .seed = experts });
+        problem_make(&p, &(struct problem_options){ .hidden = 32,
+                                                    .intermediate = 48,
+                                                    .experts = experts,
+                                                    .topk = 2,
+                                                    .tokens = FEWER(70, 40),
+                                                    .routing = ROUTE_DUPLICATES,
+                                                    .seed = experts });
         problem_quantise_weights(&p, 128);
         out = forward(&p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
         snprintf(what, sizeof(what), "%u experts", experts);
@@ -259,7 +278,8 @@ static void repeated_forwards_have_the_same_bits(void **state)
     make(&p, 0);
     want = forward(&p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
     device_group_open(&group, &p,
-                      &(struct device_options){ .ranks = 1, .chaos_delay_us = 3, .precision = MOK_MXFP8_PER128 }, &p.tokens);
+                      &(struct device_options){ .ranks = 1, .chaos_delay_us = 3, .precision = MOK_MXFP8_PER128 },
+                      &p.tokens);
     for (int i = 0; i < FEWER(REPEATS, 2); i++) {
         device_forward(&group);
         got = device_out(&group);
@@ -280,9 +300,10 @@ static void a_backward_is_refused(void **state)
 
     (void)state;
     make(&p, 3);
-    device_group_open(&group, &p,
-                      &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128, .context_mode = MOK_CONTEXT_RECOMPUTE },
-                      &p.tokens);
+    device_group_open(
+        &group, &p,
+        &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128, .context_mode = MOK_CONTEXT_RECOMPUTE },
+        &p.tokens);
     group.args[0].kind = MOK_KIND_BACKWARD;
     result = device_phase(&group, 0, MOK_PHASE_PREPARE);
     assert_int_equal(result.status, -MOK_ENOTSUP);
