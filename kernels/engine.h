@@ -104,6 +104,8 @@ struct mok_engine_ops {
      * of 1 where it was started ahead and has been withdrawn: it did nothing.
      */
     int (*poll)(struct mok_engine *engine, struct mok_op_result *ret);
+    /* NULL, or says why the phase that ended last with -MOK_EINTERNAL did: for a log, people read it. */
+    void (*explain)(const struct mok_engine *engine, struct mok_message *message);
     /* Asks the running phase to stop soon; it then ends with -MOK_ECANCELED. */
     void (*abort)(struct mok_engine *engine);
 

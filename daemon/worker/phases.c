@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "common/log.h"
 #include "util.h"
 
 #define BF16_BYTES 2u
@@ -136,6 +137,11 @@ void phases_ended(struct dispatcher *d, const struct mok_op_result *result)
 {
     struct worker_layer *layer = d->running;
 
+    if (result->status == -MOK_EINTERNAL && d->ops->explain) {
+        struct mok_message why = { 0 };
+        d->ops->explain(d->engine, &why);
+        mok_log(MOK_LOG_ERROR, "operation", "a kernel waited in vain", "queue=%u error=\"%s\"", layer->first->queue->id, why.text);
+    }
     count_phase_end(d, layer, result);
     d->running = NULL;
     fair_charge(&layer->first->queue->share, result->device_ns);

@@ -213,12 +213,31 @@ struct backward_consumer : wgrad_consumer {
         *reinterpret_cast<float *>(to) = sum;
     }
 
+    /*
+     * From here on the table says where this warp's remote rows lie in the ring, as gather_run has no time to find out.
+     * Others of the unit's rows belong to other warps, which may still have to read where theirs come from.
+     */
+    __device__ void name_places(const task &t, uint64_t *table, const void *ring)
+    {
+        const uint32_t first = b.rank * MOK_TILE_M, rows = t.rows > first ? min(t.rows - first, MOK_TILE_M) : 0;
+        const uint32_t r = warp + MOK_CONSUMER_WARPS * lane;
+        __syncwarp();
+        if (r >= rows)
+            return;
+        uint64_t *place = table + static_cast<uint64_t>(t.row64) * 64 + first + r;
+        if (__ldcg(place) & 1u)
+            __stcg(place, reinterpret_cast<uint64_t>(ring) +
+                              (static_cast<uint64_t>(t.ring64) * 64 + first + r) * all.hidden * 2);
+    }
+
     __device__ void pull(const task &t, uint4 v)
     {
         wait_before(t, &mok_cuda_macrobatch::wgrad_done, &mok_cuda_macrobatch::wgrad_warps, MOK_WAIT_RING_WGRADS, v);
         pull_rows(t, p.row_g, p.g_ring);
         if (remade(p, t))
             pull_rows(t, all.row_src, all.x_ring[1]);
+        name_places(t, p.row_g, p.g_ring);
+        name_places(t, all.row_src, all.x_ring[t.macrobatch > 0]); /* those of the context's, too */
         pulled(t);
     }
 

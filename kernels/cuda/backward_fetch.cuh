@@ -219,35 +219,24 @@ constexpr uint32_t fetch_ahead = 6;
  * costs an addition: where the next k-block's rows lie is known before it begins, and of which 128 bytes apart.
  */
 __device__ void gather_run(const mok_cuda_backward_args &p, const block_view &b, const wgrad_task &w, pipeline &pipe,
-                           uint32_t thread, uint32_t lane, uint4 v)
+                           uint32_t thread, uint32_t lane)
 {
     const mok_cuda_common &all = p.common;
-    const bool down = w.matrix == MOK_WGRAD_DOWN, pulls = all.x_ring[1] != nullptr && !w.shared;
-    const uint64_t *table = (down ? p.row_g : all.row_src) + (w.rows > 0 ? w.row64 * 64ull : 0);
-    const uint64_t ring = reinterpret_cast<uint64_t>(down ? p.g_ring : all.x_ring[w.macrobatch > 0]) +
-                          static_cast<uint64_t>(w.ring64) * 64 * all.hidden * 2;
+    const uint64_t *table = (w.matrix == MOK_WGRAD_DOWN ? p.row_g : all.row_src) + (w.rows > 0 ? w.row64 * 64ull : 0);
     const uint32_t first = thread / 16 * run_rows, vector = lane % 16, blocks = w.k_blocks();
     const uint32_t column = w.hidden(b.rank), own_column = column + vector * 8;
     const uint32_t rows = own_column < all.hidden ? w.rows : 0;
     const uint64_t offset = own_column < all.hidden ? own_column * 2 : 0;
     const uint32_t to = b.smem + a_offset + vector / 8 * box_bytes + first * 128;
-    uint64_t at[run_rows], later = 1;
+    uint64_t at[run_rows], later = 0;
     auto places = [&](uint32_t k) { /* of this thread's rows; rows of padding have some, too */
 #pragma unroll
         for (uint32_t i = 0; i < run_rows; i += 2)
-            load_constant_16(at[i], at[i + 1], table + k * MOK_TILE_K + first + i);
+            load_l2_16(at[i], at[i + 1], table + k * MOK_TILE_K + first + i);
     };
     places(0);
     for (uint32_t k = 0; k < blocks; k++, pipe.n++) {
         const uint32_t stage = pipe.stage(), begin = k * MOK_TILE_K + first;
-        if (pulls) {
-            if (w.rows > 0 && k % 2 == 0)
-                wait_counter(all, all.pull_done + w.row64 + k, MOK_CONSUMER_WARPS, MOK_WAIT_ROWS_HERE, v);
-#pragma unroll
-            for (uint32_t i = 0; i < run_rows; i++)
-                if (at[i] & 1u)
-                    at[i] = ring + static_cast<uint64_t>(begin + i) * (all.hidden * 2);
-        }
         mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
 #pragma unroll
         for (uint32_t i = 0; i < run_rows; i++)
@@ -256,12 +245,12 @@ __device__ void gather_run(const mok_cuda_backward_args &p, const block_view &b,
         cp_async_commit();
         if (k + 1 < blocks)
             places(k + 1);
-        if (!(later & 1u)) { /* pulled rows have just come by L2 */
+        if (later != 0) {
             prefetch_l2(later + column * 2);
             prefetch_l2(later + column * 2 + 128);
         }
         const uint32_t far = (k + fetch_ahead) * MOK_TILE_K + thread; /* where it lies is known a round later */
-        later = far < w.rows && column + 128 <= all.hidden ? load_constant_8(table + far) : 1;
+        later = far < w.rows && column + 128 <= all.hidden ? load_l2_8(table + far) : 0;
         if (k > 0) {
             cp_async_wait<1>();
             gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
@@ -271,10 +260,20 @@ __device__ void gather_run(const mok_cuda_backward_args &p, const block_view &b,
     gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
 }
 
+/* All rows of a run that come from other ranks have been pulled, and the tables say where in the ring they lie. */
+__device__ void wait_pulled(const mok_cuda_common &all, const wgrad_task &w, uint32_t lane, uint4 v)
+{
+    if (all.x_ring[1] != nullptr && !w.shared)
+        for (uint32_t r = lane * MOK_TILE_M; r < w.rows; r += 32 * MOK_TILE_M)
+            wait_counter(all, all.pull_done + w.row64 + r / 64, MOK_CONSUMER_WARPS, MOK_WAIT_ROWS_HERE, v);
+    __syncwarp();
+}
+
 __device__ void gather(const mok_cuda_backward_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
     const mok_cuda_common &all = p.common;
     pipeline pipe;
+    uint32_t here = ~0u; /* the run whose rows are known to be there */
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
@@ -292,7 +291,10 @@ __device__ void gather(const mok_cuda_backward_args &p, const block_view &b, uin
         } else if (t.type == MOK_TASK_WGRAD) {
             wgrad_task w = decode_wgrad(p, v);
             gather_follow(b, pipe, w.stored ? stored_stages : 0, lane);
-            gather_run(p, b, w, pipe, thread, lane, v);
+            if (v.x != here)
+                wait_pulled(all, w, lane, v);
+            here = v.x;
+            gather_run(p, b, w, pipe, thread, lane);
         }
     }
 }

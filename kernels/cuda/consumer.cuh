@@ -45,6 +45,16 @@ struct consumer_base {
     }
 
     /*
+     * Before a task's first stage is waited for: where it is not there yet, what is pending goes out now. A stage may wait
+     * for pulled rows, the pull for its turn behind a task that waits for what this warp has pending.
+     */
+    __device__ void deliver_unless_ready()
+    {
+        if (pending != nullptr && !__all_sync(~0u, mbar_try(b.full(pipe.stage()), pipe.phase())))
+            deliver();
+    }
+
+    /*
      * d (+)= this group's 64 rows of A times 256 columns of B, over the stages of a task. TransposedA, TransposedB: the
      * tile's rows are K, in blocks of 64 columns. Add: on top of what d holds; otherwise d starts from zero, and its first
      * product reads no register: a compiler that sees one read before it was written serialises the products.
@@ -71,6 +81,7 @@ struct consumer_base {
                 wgmma_m64n256k16<TransposedA, TransposedB>(d, at + a_step * i, bt + b_step * i, true);
             wgmma_commit();
         };
+        deliver_unless_ready();
         block(!Add);
         deliver(); /* while the tensor cores are busy */
         pipe.n++;
@@ -198,7 +209,7 @@ struct consumer_base {
     {
         uint32_t first = b.rank * MOK_TILE_M, rows = t.rows > first ? min(t.rows - first, MOK_TILE_M) : 0;
         for (uint32_t r = warp; r < rows; r += MOK_CONSUMER_WARPS) {
-            uint64_t at = __ldg(table + static_cast<uint64_t>(t.row64) * 64 + first + r);
+            uint64_t at = __ldcg(table + static_cast<uint64_t>(t.row64) * 64 + first + r);
             if (!(at & 1u))
                 continue;
             const uint4 *src = reinterpret_cast<const uint4 *>(at & ~1ull);

@@ -585,6 +585,7 @@ int mok_cuda_entry_outcome(struct mok_cuda_run_entry *e, struct mok_op_result *r
         describe_rows(e, &r);
         if (report->tripped) {
             r.status = -MOK_EINTERNAL;
+            layer->engine->trip = e->report->trip;
             mok_cuda_clear(layer->engine, e->abort_word);
         }
     }
@@ -613,7 +614,7 @@ void mok_cuda_describe_trip(const struct mok_engine *engine, struct mok_message 
         [MOK_WAIT_RING_GRADIENTS] = "free ring rows (d_a, d_b)",
     };
     const uint32_t known = sizeof(waits) / sizeof(waits[0]);
-    const struct mok_cuda_trip *t = &engine->now->report->trip;
+    const struct mok_cuda_trip *t = &engine->trip;
     snprintf(ret->text, sizeof(ret->text),
              "block %u waited for %s until %u of %u; task: row %llu, ring row %llu, what %#x, how %#x", t->block,
              waits[t->what < known ? t->what : 0], t->seen, t->want, (unsigned long long)t->task.row64 * MOK_SEGMENT_ALIGN,
@@ -654,6 +655,7 @@ const struct mok_engine_ops mok_cuda_engine = {
     .layer_close = cuda_layer_close,
     .start = mok_cuda_run_start,
     .poll = mok_cuda_run_poll,
+    .explain = mok_cuda_describe_trip,
     .abort = mok_cuda_run_abort,
     .gate_map = mok_cuda_run_gate_map,
     .gate_unmap = mok_cuda_run_gate_unmap,

@@ -45,6 +45,7 @@ struct mok_engine {
     uint64_t looked_ns; /* when the device was last asked */
     struct mok_cuda_run_entry entry[MOK_CUDA_ENTRIES];
     uint32_t oldest, started;       /* of the entries: the oldest that has not ended, and how many have not */
+    struct mok_cuda_trip trip;      /* of the phase that waited in vain last */
     struct mok_cuda_run_entry *now; /* that phases are being queued for, or were last */
 };
 

@@ -38,7 +38,7 @@ __device__ void gather_tile(const mok_cuda_common &p, const block_view &b, const
 #pragma unroll
     for (uint32_t i = 0; i < gather_rows; i++) {
         uint32_t r = min(row + i * gather_step, rows - 1) + (b.rows(t) ? first : 0);
-        uint64_t at = __ldg(table + static_cast<uint64_t>(t.row64) * 64 + r);
+        uint64_t at = __ldcg(table + static_cast<uint64_t>(t.row64) * 64 + r);
         if (at & 1u)
             at = reinterpret_cast<uint64_t>(ring) + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.hidden * 2;
         src[i] = reinterpret_cast<const uint8_t *>(at) + chunk * 16;

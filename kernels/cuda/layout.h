@@ -241,7 +241,8 @@ struct mok_cuda_common {
     struct mok_cuda_macrobatch *macrobatches;
     const struct mok_cuda_task *tasks;
     uint32_t *hidden_done, *pull_done;
-    const uint64_t *row_src, *row_dst;
+    uint64_t *row_src; /* where a padded row comes from, bit 0: another rank; a backward names its place in the ring there */
+    const uint64_t *row_dst;
     void *x_ring[2]; /* of macrobatch 0 (in the context when that is kept), of the others; NULL with ep = 1 */
     uint32_t *abort_word;        /* not 0: end soon */
     struct mok_cuda_report *report;
@@ -297,7 +298,8 @@ struct mok_cuda_backward_args {
     struct mok_cuda_common common;
     const struct mok_cuda_run *runs;
     uint32_t *gates_done;
-    const uint64_t *row_g, *row_weight_dst;
+    uint64_t *row_g; /* as row_src */
+    const uint64_t *row_weight_dst;
     const float *row_weight;
     void *g_ring;
     float *partial;

@@ -250,7 +250,10 @@ struct mx_consumer_base : consumer_base {
         for (const uint32_t end = pipe.n + k_blocks; pipe.n != end; pipe.n++) {
             const uint32_t stage = pipe.stage(), scales = b.smem + mx_scale_offset + stage * mx_scale_bytes;
             const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
-            mbar_wait(b.full(stage), pipe.phase());
+            if (!__all_sync(~0u, mbar_try(b.full(stage), pipe.phase()))) {
+                deliver(); /* the stage may wait for rows whose pull waits behind a task that waits for this */
+                mbar_wait(b.full(stage), pipe.phase());
+            }
             const float upper = __uint_as_float(load_shared_4(scales + row));
             const float lower = __uint_as_float(load_shared_4(scales + row + 8 * mx_slot));
 #pragma unroll

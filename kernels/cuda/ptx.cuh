@@ -165,16 +165,16 @@ __device__ __forceinline__ void prefetch_l2(uint64_t address)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
 
-/* One or two neighbours of what this launch does not write. The load stays where it stands: it is wanted a k-block later. */
-__device__ __forceinline__ uint64_t load_constant_8(const uint64_t *p)
+/* One or two neighbours from L2. The load stays where it stands: it is wanted a k-block later. */
+__device__ __forceinline__ uint64_t load_l2_8(const uint64_t *p)
 {
     uint64_t v;
-    asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
-__device__ __forceinline__ void load_constant_16(uint64_t &lo, uint64_t &hi, const uint64_t *p)
+__device__ __forceinline__ void load_l2_16(uint64_t &lo, uint64_t &hi, const uint64_t *p)
 {
-    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(lo), "=l"(hi) : "l"(p) : "memory");
+    asm volatile("ld.global.cg.v2.u64 {%0, %1}, [%2];" : "=l"(lo), "=l"(hi) : "l"(p) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit()

@@ -124,6 +124,41 @@ static void no_setting_changes_a_bit(void **state)
     problem_free(&p);
 }
 
+/* Many chunks are under way at a time here, of one or of several macrobatches. */
+static void small_minibatches_and_pulled_rows_change_no_bit(void **state)
+{
+    struct problem p;
+    uint16_t *want;
+
+    (void)state;
+    problem_make(&p, &(struct problem_options){ .hidden = 80,
+                                                .intermediate = 400,
+                                                .experts = 4,
+                                                .topk = 2,
+                                                .tokens = 600,
+                                                .routing = ROUTE_ZIPF,
+                                                .seed = 23 });
+    want = forward(&p, &(struct device_options){ .ranks = 1 }, &p.tokens);
+    for (uint32_t i = 0; i < 4; i++) {
+        const struct device_options options = { .ranks = 2,
+                                                .blocks = i % 2 ? 6 : 24,
+                                                .minibatch_rows = 64,
+                                                .ring_rows = i / 2 ? 256 : 0,
+                                                .chaos_delay_us = 20 * i };
+        uint32_t tokens[DEVICE_MAX_RANKS];
+        struct rng rng = { i + 1 };
+        uint16_t *got;
+
+        problem_cut(p.tokens, options.ranks, &rng, tokens);
+        got = forward(&p, &options, tokens);
+        if (memcmp(got, want, problem_rows_elements(&p) * 2) != 0)
+            fail_msg("round %u: other bits", i);
+        free(got);
+    }
+    free(want);
+    problem_free(&p);
+}
+
 static void a_larger_problem_matches_fp64(void **state)
 {
     struct result want;
@@ -237,6 +272,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_vector_matches_at_every_ep),
         cmocka_unit_test(a_larger_problem_matches_fp64),
         cmocka_unit_test(no_setting_changes_a_bit),
+        cmocka_unit_test(small_minibatches_and_pulled_rows_change_no_bit),
         cmocka_unit_test(the_first_bad_id_is_named),
         cmocka_unit_test(what_cannot_run_is_refused_as_a_phase_that_failed),
         cmocka_unit_test(an_aborted_phase_ends_and_the_next_operation_is_right),

@@ -120,12 +120,12 @@ inline void cp_async_4(uint32_t dst, const void *src)
 inline void prefetch_l2(uint64_t)
 {
 }
-inline uint64_t load_constant_8(const uint64_t *p)
+inline uint64_t load_l2_8(const uint64_t *p)
 {
     emu::check_aligned(p, 8);
     return *p;
 }
-inline void load_constant_16(uint64_t &lo, uint64_t &hi, const uint64_t *p)
+inline void load_l2_16(uint64_t &lo, uint64_t &hi, const uint64_t *p)
 {
     emu::check_aligned(p, 16);
     lo = p[0];

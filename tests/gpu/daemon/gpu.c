@@ -18,10 +18,23 @@ void gpu_or_skip(void)
 #endif
 }
 
+/* A buffer is mapped for its own GPU alone, so that one has to copy. */
+static cudaError_t choose_gpu_of(const void *memory)
+{
+    struct cudaPointerAttributes a;
+    cudaError_t e = cudaPointerGetAttributes(&a, memory);
+
+    return e == cudaSuccess && a.type == cudaMemoryTypeDevice ? cudaSetDevice(a.device) : e;
+}
+
 static void copy(void *to, const void *from, uint64_t bytes)
 {
-    cudaError_t e = cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+    cudaError_t e = choose_gpu_of(to);
 
+    if (e == cudaSuccess)
+        e = choose_gpu_of(from);
+    if (e == cudaSuccess)
+        e = cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
     if (e == cudaSuccess)
         e = cudaStreamSynchronize(NULL); /* a copy to the GPU may return before its last bytes are there */
     if (e == cudaSuccess)
