@@ -349,6 +349,9 @@ static void a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed(void 
         second = worker_of(&unit);
     }
     assert_true(second != 0 && second != first);
+    for (int i = 0; fed == 0 && i < PATIENCE_MS / 500; i++)
+        fed += hear(&unit, 500, &said) && strstr(said.text, "WATCHDOG=1");
+    assert_true(fed > 0);
     assert_true(log_says(&unit, "stood still for 2 s") || log_says(&unit, "did not answer in time"));
     expect(&unit, "WATCHDOG=1");
     assert_int_equal(unit_stop(&unit), 0);
