@@ -86,8 +86,7 @@ static bool resolve(struct dispatcher *d, struct worker_layer *layer, uint32_t r
 /* PREPARE sees this rank's own tokens, which were checked when the operation was taken. */
 static void fill_own(struct worker_layer *layer, const struct worker_op *op)
 {
-    layer->peer[layer->view.rank] =
-        (struct mok_peer){ .x = op->region[MOK_REGION_X].address, .tokens = op->tokens };
+    layer->peer[layer->view.rank] = (struct mok_peer){ .x = op->region[MOK_REGION_X].address, .tokens = op->tokens };
 }
 
 static bool resolve_peers(struct dispatcher *d, struct worker_layer *layer, struct mok_op_result *ret_result)
@@ -140,7 +139,8 @@ void phases_ended(struct dispatcher *d, const struct mok_op_result *result)
     if (result->status == -MOK_EINTERNAL && d->ops->explain) {
         struct mok_message why = { 0 };
         d->ops->explain(d->engine, &why);
-        mok_log(MOK_LOG_ERROR, "operation", "a kernel waited in vain", "queue=%u error=\"%s\"", layer->first->queue->id, why.text);
+        mok_log(MOK_LOG_ERROR, "operation", "a kernel waited in vain", "queue=%u device_ns=%" PRIu64 " error=\"%s\"",
+                layer->first->queue->id, result->device_ns, why.text);
     }
     count_phase_end(d, layer, result);
     d->running = NULL;

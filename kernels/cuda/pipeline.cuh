@@ -142,7 +142,8 @@ __device__ __forceinline__ void wait_slow(const mok_cuda_common &p, const uint32
         if (i % 64 == 63) {
             if (load_acquire(p.abort_word))
                 return;
-            if (timer_ns() - start > p.wait_limit_ns) {
+            /* signed: the clock's halves are read one after the other, so a look may be 4.3 s early or late */
+            if (static_cast<int64_t>(timer_ns() - start) > static_cast<int64_t>(p.wait_limit_ns)) {
 #ifdef MOK_DEBUG_WAITS
                 printf("block %u thread %u: wait %u, %u of %u; task %u %u %#x %#x\n", blockIdx.x, threadIdx.x, what, seen, want,
                        v.x, v.y, v.z, v.w);
@@ -237,6 +238,7 @@ __device__ __forceinline__ void run_block(const Arguments &p)
 
     if (threadIdx.x == 0)
         init_barriers(b);
+    __syncwarp();
     cluster_sync();
     wait_for_previous_kernel();
     if (blockIdx.x == 0 && threadIdx.x == 0)
