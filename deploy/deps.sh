@@ -31,6 +31,7 @@ packages=(
     protobuf-c-compiler
     python3 # tests of the rack
     systemd-container # boots it
+    systemtap-sdt-dev # probes of the workers
     util-linux # setpriv
 )
 
