@@ -72,6 +72,31 @@ struct loader_base {
     }
 };
 
+/* A forward's tasks, by a Loader that knows where its tiles lie: gate_up, down, and how many column tiles make h. */
+template <class Loader> __device__ __forceinline__ void load_forward(Loader &l, uint32_t lane)
+{
+    for (uint32_t n = 0;; n++) {
+        uint4 v = next_task(l.b, n, lane);
+        task t = decode(v);
+        if (t.type == MOK_TASK_END)
+            return;
+        if (lane != 0)
+            continue;
+        if (t.type == MOK_TASK_PULL) {
+            l.request(1, 1);
+        } else if (t.type == MOK_TASK_GATE_UP) {
+            l.gate_up(t);
+        } else {
+            if (l.b.rows(t) > 0) {
+                const uint32_t *done = l.all.hidden_done + t.row64 + l.b.row_first(t) / 64;
+                wait_counter(l.all, done, l.hidden_tiles(t) * MOK_CONSUMER_WARPS, MOK_WAIT_HIDDEN, v);
+                fence_async();
+            }
+            l.down(t);
+        }
+    }
+}
+
 } // namespace
 } // namespace mok
 #endif

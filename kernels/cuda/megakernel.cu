@@ -27,6 +27,11 @@ struct forward_loader : loader_base {
         gate_up_tile<MOK_TILE_N / 2>(t, s.gate, s.up, s.tiles);
     }
 
+    __device__ uint32_t hidden_tiles(const task &t) const
+    {
+        return p.set[t.shared].tiles;
+    }
+
     __device__ void down(const task &t)
     {
         const mok_cuda_set &s = p.set[t.shared];
@@ -37,26 +42,7 @@ struct forward_loader : loader_base {
 __device__ void load(const mok_cuda_main_args &p, const block_view &b, uint32_t lane)
 {
     forward_loader l = { { p.common, b, {} }, p };
-    for (uint32_t n = 0;; n++) {
-        uint4 v = next_task(b, n, lane);
-        task t = decode(v);
-        if (t.type == MOK_TASK_END)
-            return;
-        if (lane != 0)
-            continue;
-        if (t.type == MOK_TASK_PULL) {
-            l.request(1, 1);
-        } else if (t.type == MOK_TASK_GATE_UP) {
-            l.gate_up(t);
-        } else {
-            if (b.rows(t) > 0) {
-                const uint32_t *done = p.common.hidden_done + t.row64 + b.row_first(t) / 64;
-                wait_counter(p.common, done, p.set[t.shared].tiles * MOK_CONSUMER_WARPS, MOK_WAIT_HIDDEN, v);
-                fence_async();
-            }
-            l.down(t);
-        }
-    }
+    load_forward(l, lane);
 }
 
 /* ---- gather: x rows ---- */

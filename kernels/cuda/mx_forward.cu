@@ -70,29 +70,27 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
 
 /* ---- loader ---- */
 
+struct mx_loader : loader_base {
+    const mok_cuda_mx_args &p;
+
+    __device__ void gate_up(const task &t)
+    {
+        gate_up_tile<MOK_TILE_N / 2>(t, p.gate, p.up, p.tiles);
+    }
+    __device__ void down(const task &t)
+    {
+        down_tile(t, p.down, p.h_map, p.h_blocks);
+    }
+    __device__ uint32_t hidden_tiles(const task &) const
+    {
+        return p.tiles;
+    }
+};
+
 __device__ void load(const mok_cuda_mx_args &p, const block_view &b, uint32_t lane)
 {
-    loader_base l = { p.common, b, {} };
-    for (uint32_t n = 0;; n++) {
-        uint4 v = next_task(b, n, lane);
-        task t = decode(v);
-        if (t.type == MOK_TASK_END)
-            return;
-        if (lane != 0)
-            continue;
-        if (t.type == MOK_TASK_PULL) {
-            l.request(1, 1);
-        } else if (t.type == MOK_TASK_GATE_UP) {
-            l.gate_up_tile<MOK_TILE_N / 2>(t, p.gate, p.up, p.tiles);
-        } else {
-            if (b.rows(t) > 0) {
-                const uint32_t *done = p.common.hidden_done + t.row64 + b.row_first(t) / 64;
-                wait_counter(p.common, done, p.tiles * MOK_CONSUMER_WARPS, MOK_WAIT_HIDDEN, v);
-                fence_async();
-            }
-            l.down_tile(t, p.down, p.h_map, p.h_blocks);
-        }
-    }
+    mx_loader l = { { p.common, b, {} }, p };
+    load_forward(l, lane);
 }
 
 /* ---- gather ---- */
