@@ -5,6 +5,7 @@
  * pass transposes anything. Adds rows in one order only, whatever the ring, the minibatch and the number of blocks.
  */
 #include <cuda_runtime.h>
+#include <type_traits>
 
 #include "backward_fetch.cuh"
 #include "backward_wgrad.cuh"
@@ -14,14 +15,6 @@ namespace mok
 {
 namespace
 {
-
-constexpr float unlimited = 3.0e38f; /* a greater limit of SwiGLU is none */
-struct yes {
-    static constexpr bool value = true;
-};
-struct no {
-    static constexpr bool value = false;
-};
 
 struct backward_consumer : wgrad_consumer {
     using wgrad_consumer::wgrad_consumer;
@@ -169,10 +162,10 @@ struct backward_consumer : wgrad_consumer {
                             hidden_pair<clamped.value>(a_tile + at_j, b_tile + at_j, d[4 * j], d[4 * j + 1], row[0]);
                         }
                     };
-                    if (all.sides.limit < unlimited)
-                        pairs(yes{});
+                    if (all.clamp > 0.0f)
+                        pairs(std::true_type{});
                     else
-                        pairs(no{});
+                        pairs(std::false_type{});
                     shift<2>(d);
                     const hidden_row done = row[0];
                     row[0] = row[1];
