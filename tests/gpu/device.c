@@ -7,6 +7,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -23,12 +24,16 @@ static const struct mok_engine_ops *ops(void)
     return found;
 }
 
-bool device_here(struct mok_message *message)
+void device_or_skip(void)
 {
     struct mok_engine_config config = { 0 };
     struct mok_device_limits limits;
+    struct mok_message message = { { 0 } };
 
-    return ops()->probe(&config, &limits, message) == 0;
+    if (ops()->probe(&config, &limits, &message) == 0)
+        return;
+    printf("skipped: %s\n", message.text);
+    exit(77);
 }
 
 static struct device_memory take(struct mok_engine *engine, const void *from, uint64_t bytes)

@@ -67,7 +67,7 @@ void device_check_canaries(const struct device_group *group);
 /* The outputs of all ranks in the problem's order; BF16 [T][H], freed by the caller. */
 uint16_t *device_out(const struct device_group *group);
 
-/* Whether this machine has a GPU that the engine takes; the reason otherwise. */
-bool device_here(struct mok_message *message);
+/* Ends the program as skipped, with the reason, where this machine has no GPU that the engine takes. */
+void device_or_skip(void);
 
 #endif

@@ -384,12 +384,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_context_that_lies_is_refused),
         cmocka_unit_test(many_backwards_have_the_same_bits),
     };
-    struct mok_message message = { { 0 } };
 
-    if (!device_here(&message)) {
-        printf("skipped: %s\n", message.text);
-        return 77;
-    }
+    device_or_skip();
     if (vectors_load(argc > 1 ? argv[1] : vectors_directory(), &set) < 0)
         return 1;
     filter = argc > 2 ? argv[2] : "";

@@ -6,7 +6,6 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -146,11 +145,7 @@ static void a_context_holds_what_the_forward_used(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(a_context_holds_what_the_forward_used) };
-    struct mok_message message = { { 0 } };
 
-    if (!device_here(&message)) {
-        printf("skipped: %s\n", message.text);
-        return 77;
-    }
+    device_or_skip();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

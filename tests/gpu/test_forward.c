@@ -278,12 +278,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_aborted_phase_ends_and_the_next_operation_is_right),
         cmocka_unit_test(repeated_forwards_have_the_same_bits),
     };
-    struct mok_message message = { { 0 } };
 
-    if (!device_here(&message)) {
-        printf("skipped: %s\n", message.text);
-        return 77;
-    }
+    device_or_skip();
     if (vectors_load(argc > 1 ? argv[1] : vectors_directory(), &set) < 0)
         return 1;
     cmocka_set_test_filter(argc > 2 ? argv[2] : NULL);

@@ -325,12 +325,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(repeated_forwards_have_the_same_bits),
         cmocka_unit_test(a_backward_is_refused),
     };
-    struct mok_message message = { { 0 } };
 
-    if (!device_here(&message)) {
-        printf("skipped: %s\n", message.text);
-        return 77;
-    }
+    device_or_skip();
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
