@@ -384,19 +384,33 @@ static void link_down(void *cookie, uint32_t node, const char *reason)
     }
 }
 
-static void link_handle(void *cookie, uint32_t node, const Mok__Handle *handle, int fd)
+/* Takes the descriptor. */
+static void take_handle(struct mokd_rack_groups *groups, uint32_t node, const Mok__Handle *handle, int fd)
 {
-    struct mokd_rack_groups *groups = cookie;
     struct mokd_group *group = find_group(groups->server, handle->group);
+    struct mokd_foreign what = {
+        .kind = handle->kind,
+        .object = handle->object,
+        .rank = handle->rank,
+        .bytes = handle->bytes,
+        .fd = fd,
+        .by_fabric = fd < 0 && handle->fabric.len == MOKD_FABRIC_BYTES,
+        .across = handle->across || fd < 0,
+    };
 
-    if (group && handle->rank < group->size && group->span->roster->rank[handle->rank].node == node) {
-        mokd_span_handle(group, handle->kind, handle->object, handle->rank, handle->bytes, fd);
-        return;
-    }
-    if (group)
+    if (what.by_fabric)
+        memcpy(what.fabric, handle->fabric.data, MOKD_FABRIC_BYTES);
+    if (group && what.rank < group->size && group->span->roster->rank[what.rank].node == node)
+        mokd_span_handle(group, &what);
+    else if (group)
         mok_close(fd);
     else
-        mokd_early_keep(&groups->early, node, handle, fd);
+        mokd_early_keep(&groups->early, node, handle->group, &what);
+}
+
+static void link_handle(void *cookie, uint32_t node, const Mok__Handle *handle, int fd)
+{
+    take_handle(cookie, node, handle, fd);
 }
 
 static const struct mokd_host_handlers host_handlers = { .up = link_up, .down = link_down, .handle = link_handle };
@@ -448,53 +462,58 @@ static void offered(struct mokd_rack_groups *groups, uint32_t node, const Mok__G
     look_at_groups(groups);
 }
 
-/* Why nothing but a local socket takes memory to another daemon. */
-static const char *why_no_fabric(const struct mokd_server *server, char *ret, size_t size)
+uint32_t mokd_rack_self(const struct mokd_server *server)
 {
-    snprintf(ret, size, "this mokd exports no fabric handles: it has no GPU");
-    for (size_t i = 0; i < server->n_devices; i++) {
-        const struct mokd_device *device = server->devices[i];
-        if (device->config->kind != MOK_DEVICE_CUDA)
-            continue;
-        if (!device->fabric) {
-            snprintf(ret, size, "this mokd exports no fabric handles: %s: %.120s", device->config->name,
-                     device->no_fabric[0] ? device->no_fabric : "has not been up");
-            return ret;
-        }
-        snprintf(ret, size,
-                 "this mokd exports no fabric handles: the driver would, but bells and flags of a group go by local "
-                 "sockets alone");
-    }
-    return ret;
+    return server->rack_groups->node.self;
 }
 
-int mokd_rack_path(struct mokd_server *server, uint32_t node, struct mokd_error *error)
+enum mokd_path mokd_rack_path(struct mokd_server *server, uint32_t node, struct mokd_error *why)
 {
     struct mokd_rack_groups *groups = server->rack_groups;
     struct rack_node_info self, other;
-    char why[224];
 
     if (mokd_host_is_linked(groups->links, node))
-        return 1;
+        return MOKD_PATH_LOCAL;
     if (!groups->peer[node].refusal[0])
-        return 0;
-    bool same = rack_info(server->rack, groups->node.self, &self) == 0 && rack_info(server->rack, node, &other) == 0 &&
-                self.link_domain[0] && strcmp(self.link_domain, other.link_domain) == 0;
-    return mokd_error_set(error, -MOK_ENOTSUP, "%s, and %s", groups->peer[node].refusal,
-                          same ? why_no_fabric(server, why, sizeof(why)) : "they are in no common link domain");
+        return MOKD_PATH_UNKNOWN;
+    if (rack_info(server->rack, groups->node.self, &self) == 0 && rack_info(server->rack, node, &other) == 0 &&
+        self.link_domain[0] && strcmp(self.link_domain, other.link_domain) == 0) {
+        mokd_error_set(why, -MOK_ENOTSUP, "%s", groups->peer[node].refusal);
+        return MOKD_PATH_FABRIC;
+    }
+    mokd_error_set(why, -MOK_ENOTSUP, "%s, and they are in no common link domain", groups->peer[node].refusal);
+    return MOKD_PATH_NONE;
 }
 
-int mokd_rack_hand(struct mokd_server *server, uint32_t node, uint32_t group, uint32_t kind, uint32_t object,
-                   uint32_t rank, uint64_t bytes, int fd)
+int mokd_rack_hand(struct mokd_server *server, uint32_t node, const Mok__Handle *handle, const struct mokd_handle *own)
 {
-    Mok__Handle handle = MOK__HANDLE__INIT;
+    struct mokd_rack_groups *groups = server->rack_groups;
+    Mok__GroupMessage message = MOK__GROUP_MESSAGE__INIT;
+    Mok__Handle body = *handle;
 
-    handle.group = group;
-    handle.kind = kind;
-    handle.object = object;
-    handle.rank = rank;
-    handle.bytes = bytes;
-    return mokd_host_hand(server->rack_groups->links, node, &handle, fd);
+    if (mokd_host_is_linked(groups->links, node))
+        return mokd_host_hand(groups->links, node, handle, own->fd);
+    if (handle->kind != MOK__HANDLE_KIND__HANDLE_BELL) { /* nobody rings there */
+        if (!own->fabric)
+            return -MOK_EPEER;
+        body.fabric = (ProtobufCBinaryData){ .len = MOKD_FABRIC_BYTES, .data = (uint8_t *)own->fabric };
+    }
+    message.body_case = MOK__GROUP_MESSAGE__BODY_HANDLE;
+    message.handle = &body;
+    op_send(groups, node, &message);
+    return 0;
+}
+
+/* By the mesh: of memory a fabric handle, of a bell nothing. */
+static void handle_came(struct mokd_rack_groups *groups, uint32_t node, const Mok__Handle *handle)
+{
+    bool bell = handle->kind == MOK__HANDLE_KIND__HANDLE_BELL;
+
+    if (handle->fabric.len == (bell ? 0 : MOKD_FABRIC_BYTES))
+        take_handle(groups, node, handle, -1);
+    else
+        mok_log(MOK_LOG_WARNING, "rack", "handle is malformed", "node=%s kind=%u bytes=%zu",
+                group_node_name(&groups->node, node), handle->kind, handle->fabric.len);
 }
 
 /* ------------------------------------------------------------------ what the mesh says */
@@ -516,6 +535,8 @@ static void on_message(void *cookie, uint32_t node, const Mok__RackFrame *frame)
         snprintf(groups->peer[node].refusal, sizeof(groups->peer[node].refusal), "%s",
                  mok_log_text(clean, sizeof(clean), message->host_refused->text));
         look_at_groups(groups);
+    } else if (message->body_case == MOK__GROUP_MESSAGE__BODY_HANDLE) {
+        handle_came(groups, node, message->handle);
     } else {
         group_node_receive(&groups->node, node, message, mokd_rack_now_ms());
     }
@@ -583,6 +604,15 @@ static void tick(uv_timer_t *timer)
 
 /* ------------------------------------------------------------------ for group.c and its kin */
 
+static const char *why_no_fabric(const struct mokd_device *device)
+{
+    if (device->config->kind != MOK_DEVICE_CUDA)
+        return "it is no GPU";
+    if (device->fabric || device->no_fabric[0])
+        return device->no_fabric;
+    return "its worker has not been up";
+}
+
 int mokd_rack_join(struct mokd_member *member, const Mok__GroupJoin *request, struct mokd_error *error)
 {
     struct mokd_rack_groups *groups = member->group->server->rack_groups;
@@ -601,6 +631,8 @@ int mokd_rack_join(struct mokd_member *member, const Mok__GroupJoin *request, st
         .session = session->id,
         .timeout_ms = request->timeout_ms,
         .exclusive = member->group->exclusive,
+        .fabric = member->device->fabric,
+        .no_fabric = why_no_fabric(member->device),
     };
     /* The number comes back before any answer: who is called back finds the member by it. */
     int r = group_node_join(&groups->node, &joining, mokd_rack_now_ms(), &member->rack_join);

@@ -27,11 +27,15 @@
 #define GROUP_MAX_MEETINGS 4096u
 #define GROUP_ID_FLAG 0x80000000u /* in ids that nodes have in common; a node's own ones are below it */
 
+#define GROUP_REASON_MAX 120u
+
 /* A rank of a group that has formed. */
 struct group_rank {
     uint32_t node;
     uint32_t device, kind;
     uint64_t session, join;
+    bool fabric;                          /* its device's memory can be had by fabric handles */
+    char no_fabric[GROUP_REASON_MAX + 1]; /* why not */
 };
 
 /* Which group, and who is in it; the same on all its nodes. */
@@ -49,6 +53,8 @@ struct group_joining {
     uint32_t size, rank, device, kind;
     uint64_t session, timeout_ms;
     bool exclusive;
+    bool fabric;
+    const char *no_fabric;
 };
 
 /*
