@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "board.h"
+#include "busy.h"
 #include "device.h"
 
 #define RANKS 2u
@@ -134,15 +135,12 @@ static void what_one_posts_the_other_sees_whole_and_in_order(void **state)
     close_ranks(rank, 128);
 }
 
-static void operations_run_over_it(void **state)
+static double run_operations(struct rank rank[RANKS], uint64_t count)
 {
     const struct mok_op_result well = { 0 };
-    struct rank rank[RANKS];
-
-    (void)state;
-    int gpus = open_ranks(rank, RANKS);
     double start = now_us();
-    while (rank[0].seq < ROUNDS / 4 || rank[1].seq < ROUNDS / 4) {
+
+    while (rank[0].seq <= count || rank[1].seq <= count) {
         for (uint32_t r = 0; r < RANKS; r++) {
             struct rank *me = &rank[r];
             bool moved;
@@ -163,8 +161,43 @@ static void operations_run_over_it(void **state)
             assert_true(now_us() - start < 60e6);
         }
     }
+    return (now_us() - start) / (double)count;
+}
+
+static void operations_run_over_it(void **state)
+{
+    struct rank rank[RANKS];
+
+    (void)state;
+    int gpus = open_ranks(rank, RANKS);
+    double us = run_operations(rank, ROUNDS / 4);
     printf("%d operations of %u ranks on %d GPUs: %.1f us each for both hand-overs, %u + %u looks\n", ROUNDS / 4, RANKS, gpus,
-           (now_us() - start) / (ROUNDS / 4), rank[0].looks, rank[1].looks);
+           us, rank[0].looks, rank[1].looks);
+    close_ranks(rank, RANKS);
+}
+
+/* The kernel is of this process, on the GPU that has the board. */
+static void a_kernel_that_has_all_sms_does_not_hold_it_up(void **state)
+{
+    struct rank rank[RANKS];
+    cudaStream_t stream;
+
+    (void)state;
+    open_ranks(rank, RANKS);
+    run_operations(rank, 1);
+    assert_int_equal(cudaSetDevice(0), cudaSuccess);
+    assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    assert_int_equal(busy_launch(1u << 13, 100000000, stream), 0); /* far more than fit at once */
+    double us = run_operations(rank, 10);
+    cudaError_t e = cudaStreamQuery(stream);
+    printf("beside a kernel on all SMs: %.1f us each\n", us);
+#ifndef MOK_EMULATED /* whose SMs nobody waits for */
+    assert_int_equal(e, cudaErrorNotReady);
+#else
+    (void)e;
+#endif
+    assert_int_equal(cudaStreamSynchronize(stream), cudaSuccess);
+    assert_int_equal(cudaStreamDestroy(stream), cudaSuccess);
     close_ranks(rank, RANKS);
 }
 
@@ -173,6 +206,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_one_posts_the_other_sees_whole_and_in_order),
         cmocka_unit_test(operations_run_over_it),
+        cmocka_unit_test(a_kernel_that_has_all_sms_does_not_hold_it_up),
     };
 
     device_or_skip();
