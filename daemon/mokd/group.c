@@ -440,8 +440,8 @@ static void opening_over(void *cookie, const struct mokd_error *error)
     if (group->state == MOKD_GROUP_OPENING) {
         group->state = MOKD_GROUP_READY;
         mokd_state_touch(group->server);
-        mok_log(MOK_LOG_INFO, "group", mokd_span_is_across(group) ? "ready, over several hosts by the fabric" : "ready",
-                "group=%u name=%s uid=%u size=%u here=%u", group->id, group->name, group->uid, group->size, group->joined);
+        mok_log(MOK_LOG_INFO, "group", "ready", "group=%u name=%s uid=%u size=%u here=%u hosts=%s", group->id,
+                group->name, group->uid, group->size, group->joined, mokd_span_is_across(group) ? "several" : "one");
     }
     for (uint32_t rank = 0; rank < group->size; rank++) {
         struct mokd_member *member = group->member[rank];

@@ -12,7 +12,7 @@
 #include "usage.h"
 #include "user.h"
 
-#define MOKD_FABRIC_BYTES 64u /* of a fabric handle */
+#define MOKD_FABRIC_BYTES 64u /* of a fabric handle: kernels/engine.h, group_node.h */
 
 struct mokd_storage {
     TAILQ_ENTRY(mokd_storage) link;

@@ -126,14 +126,6 @@ void group_member_release(struct group_node *node)
     }
 }
 
-bool group_roster_has(const struct group_roster *roster, uint32_t peer)
-{
-    for (uint32_t rank = 0; rank < roster->size; rank++)
-        if (roster->rank[rank].node == peer)
-            return true;
-    return false;
-}
-
 static uint32_t lead_of(const struct group_member *member)
 {
     return member->roster->rank[0].node;
