@@ -514,6 +514,8 @@ void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret)
     ret->groups = device->n_ranks;
     ret->fabric = device->fabric;
     ret->no_fabric = (char *)device->no_fabric;
+    ret->mps_pipe = (char *)mokd_worker_mps_pipe(device->server->config, device->config);
+    ret->mps_own = ret->mps_pipe[0] && device->server->config->mps == MOKD_MPS_OWN;
     if (device->config->kind == MOK_DEVICE_CUDA && device->was_up) {
         ret->uuid.data = (uint8_t *)device->uuid;
         ret->uuid.len = sizeof(device->uuid);
