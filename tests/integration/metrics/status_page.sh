@@ -3,7 +3,7 @@
 # that is not mokd's own.
 set -euo pipefail
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome || true)
-[[ $chromium ]] || { echo "SKIPPED: no chromium"; exit 77; }
+[[ $chromium ]] || { echo "SKIPPED: no chromium (Debian package chromium)"; exit 77; }
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=/dev/null
 . "$here/mokd_on_port.sh"
