@@ -2,6 +2,7 @@
 /* What mokd says to the service manager that starts it, and what it takes from it: played by this test. */
 #include "fixture.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -17,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "rack_key.h"
 #include "service.h"
 #include "util.h"
 
@@ -375,6 +378,88 @@ static void an_idle_worker_is_left_alone(void **state)
     unit_clean(&unit);
 }
 
+/* The thread of that name; 0: there is none. */
+static pid_t thread_of(pid_t pid, const char *name)
+{
+    char path[64], comm[32];
+    pid_t found = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task", pid);
+    DIR *tasks = opendir(path);
+    assert_non_null(tasks);
+    for (struct dirent *task; !found && (task = readdir(tasks));) {
+        snprintf(path, sizeof(path), "/proc/%d/task/%.10s/comm", pid, task->d_name);
+        FILE *file = fopen(path, "re");
+        if (file && fgets(comm, sizeof(comm), file) && strncmp(comm, name, strlen(name)) == 0)
+            found = (pid_t)strtol(task->d_name, NULL, 10);
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return found;
+}
+
+static void configure_rack_of_one(const struct unit *unit, struct mok_rack_key *key)
+{
+    char text[MOK_RACK_KEY_SENTENCE], public_key[MOK_RACK_KEY_TEXT], rest[512];
+
+    assert_int_equal(mok_rack_key_generate(key), 0);
+    assert_int_equal(mok_rack_key_write(unit->daemon.dir, key, text), 0);
+    mok_rack_key_text(key->public_key, public_key);
+    snprintf(rest, sizeof(rest),
+             "worker_timeout = 1\n[device host0]\n[rack]\nnode = n0\nkey = %s/rack.key\nlisten = 127.0.0.1:%d\n"
+             "[node n0]\naddress = 127.0.0.1:9\npublic_key = %s\n",
+             unit->daemon.dir, 20000 + getpid() % 12000, public_key);
+    unit_configure(unit, NULL, rest);
+}
+
+/*
+ * A signal stops a process; a debugger stops one thread of it. Of mokd that of the rack stands still, and all else goes
+ * on: the manager is to act, since nobody else can.
+ */
+static void the_watchdog_goes_unfed_while_the_racks_thread_stands_still(void **state)
+{
+    struct unit unit;
+    struct mok_rack_key key;
+    struct said said;
+    char path[128];
+
+    (void)state;
+#ifdef MOK_SANITIZED
+    skip(); /* its threads are not to be stopped one by one */
+#endif
+    unit_prepare(&unit);
+    unit.watchdog_ms = 1000;
+    configure_rack_of_one(&unit, &key);
+    unit_start(&unit);
+    expect(&unit, "READY=1");
+    expect(&unit, "WATCHDOG=1");
+    pid_t thread = thread_of(unit.daemon.pid, "mok-rack");
+    assert_true(thread > 0);
+    if (ptrace(PTRACE_SEIZE, thread, NULL, NULL) < 0) { /* not here */
+        unit_stop(&unit);
+        skip();
+    }
+    assert_int_equal(ptrace(PTRACE_INTERRUPT, thread, NULL, NULL), 0);
+    assert_int_equal(waitpid(thread, NULL, __WALL), thread);
+    bool unfed = false;
+    for (uint64_t fed = mok_now_ns(), begin = fed; !unfed; unfed = mok_now_ns() - fed > UINT64_C(2000000000)) {
+        if (hear(&unit, 100, &said) && strstr(said.text, "WATCHDOG=1"))
+            fed = mok_now_ns();
+        assert_true(mok_now_ns() - begin < PATIENCE_MS * UINT64_C(1000000));
+    }
+    assert_true(log_says(&unit, "the watchdog is not fed because=rack"));
+    assert_true(worker_of(&unit) > 0); /* all else goes on */
+    assert_int_equal(ptrace(PTRACE_DETACH, thread, NULL, NULL), 0);
+    expect(&unit, "WATCHDOG=1");
+    assert_int_equal(unit_stop(&unit), 0);
+    for (const char *const *name = (const char *const[]){ "rack.key", "rack.pub", NULL }; *name; name++) {
+        snprintf(path, sizeof(path), "%s/%s", unit.daemon.dir, *name);
+        unlink(path);
+    }
+    unit_clean(&unit);
+}
+
 static bool lives;
 
 static bool says_whether(void *cookie)
@@ -591,6 +676,7 @@ int main(void)
         cmocka_unit_test(report_29_at_most_two_messages_a_second_under_load),
         cmocka_unit_test(a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed),
         cmocka_unit_test(an_idle_worker_is_left_alone),
+        cmocka_unit_test(the_watchdog_goes_unfed_while_the_racks_thread_stands_still),
         cmocka_unit_test(the_watchdog_goes_unfed_while_something_watched_does_not_live),
         cmocka_unit_test(a_hangup_reads_limits_again_and_a_bad_file_changes_nothing),
         cmocka_unit_test(sockets_that_are_handed_over_are_used_and_stay),
