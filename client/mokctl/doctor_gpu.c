@@ -143,7 +143,8 @@ static void name_devices(const Mok__StatusReply *status, size_t first, char *ret
     ret[0] = '\0';
     for (size_t i = first; i < status->n_device && length < size; i++)
         if (strcmp(pipes_of(status->device[i]), pipes_of(status->device[first])) == 0)
-            length += (size_t)snprintf(ret + length, size - length, "%s%s", length ? ", " : "", status->device[i]->name);
+            length +=
+                (size_t)snprintf(ret + length, size - length, "%s%s", length ? ", " : "", status->device[i]->name);
 }
 
 static void look_at_control(struct doctor *doctor, size_t first)
@@ -155,11 +156,12 @@ static void look_at_control(struct doctor *doctor, size_t first)
     name_devices(status, first, names, sizeof(names));
     int reason = mok_mps_answers(device->mps_pipe);
     if (reason == 0)
-        doctor_say(doctor, "mps", DOCTOR_OK, NULL, "an MPS control daemon answers in %s, for %s", device->mps_pipe, names);
+        doctor_say(doctor, "mps", DOCTOR_OK, NULL, "an MPS control daemon answers in %s, for %s", device->mps_pipe,
+                   names);
     else if (reason == EACCES)
         doctor_say(doctor, "mps", DOCTOR_NONE, "mokctl doctor as root, or as mokd's user",
-                   "%s is not for uid %u to look into: whether MPS answers there, for %s, is not known", device->mps_pipe,
-                   getuid(), names);
+                   "%s is not for uid %u to look into: whether MPS answers there, for %s, is not known",
+                   device->mps_pipe, getuid(), names);
     else
         doctor_say(doctor, "mps", DOCTOR_FAIL,
                    device->mps_own ? "journalctl -u mokd says why: mokd starts nvidia-cuda-mps-control itself"
@@ -168,7 +170,8 @@ static void look_at_control(struct doctor *doctor, size_t first)
                    strerror(reason));
 }
 
-/* What the workers run under is each device's own affair: one control daemon may serve all, or each GPU have its own. */
+/* What the workers run under is each device's own affair: one control daemon may serve all, or each GPU have its own.
+ */
 static void look_at_mps(struct doctor *doctor)
 {
     const Mok__StatusReply *status = doctor_status(doctor);

@@ -269,7 +269,8 @@ static int look_again(struct mokctl_line *line, struct looks *looks)
 
 static struct look difference(const struct looks *looks)
 {
-    struct look look = { .now = looks->answer[looks->turn].reply->stats, .then = looks->answer[looks->turn ^ 1].reply->stats };
+    struct look look = { .now = looks->answer[looks->turn].reply->stats,
+                         .then = looks->answer[looks->turn ^ 1].reply->stats };
 
     look.seconds = (double)(look.now->now_ns - look.then->now_ns) / 1e9;
     look.seconds = look.seconds > 1e-3 ? look.seconds : 1e-3;

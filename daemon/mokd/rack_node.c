@@ -19,7 +19,8 @@ int mokd_rack_start(struct mokd_server *server, struct mokd_error *error)
 
     if (!server->config->rack.node[0])
         return 0;
-    int r = rack_start(&server->loop, &server->config->rack, server->boot_id, &mokd_rack_groups_handlers, server, &server->rack, text);
+    int r = rack_start(&server->loop, &server->config->rack, server->boot_id, &mokd_rack_groups_handlers, server,
+                       &server->rack, text);
     if (r < 0)
         return mokd_error_set(error, r, "%s", text);
     rack_set_tenants(server->rack, mokd_config_tenants_hash(server->config));
@@ -39,7 +40,8 @@ void mokd_rack_stop(struct mokd_server *server)
     server->rack = NULL;
 }
 
-/* It turns at least once a second. It may stand still as long as a worker may, but for this a machine may be too busy. */
+/* It turns at least once a second. It may stand still as long as a worker may, but for this a machine may be too busy.
+ */
 #define LEAST_STILL_S 3u
 
 static uint64_t still_ns(const struct mokd_config *config)

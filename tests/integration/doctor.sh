@@ -100,16 +100,35 @@ a_low_limit_of_mokd_is_a_failure() {
     says '-> LimitNOFILE='
 }
 
-# A driver that waits for a fabric for ever costs two seconds, and what is missing is said.
+# A driver that waits for a fabric for ever costs two seconds, and what is missing is said: by mokctl, and by mokd of a worker
+# that waits in it.
 report_6_a_fabric_that_is_not_up_is_named_and_waited_for_two_seconds_alone() {
-    local begin end
+    local begin end bad=warn
+    if $has_cuda; then
+        bad=FAIL
+        stop
+        printf '#!/bin/sh\nexec sleep 3600\n' >"$dir/waits"
+        chmod 755 "$dir/waits"
+        printf '[daemon]\nsocket = %s\nworker = %s\n[device gpu0]\nkind = cuda\nmemory = 1G\n' "$dir/mokd.sock" "$dir/waits" \
+            >"$dir/mokd.conf"
+        "$build/daemon/mokd/mokd" --config "$dir/mokd.conf" >"$dir/log" 2>&1 &
+        mokd=$!
+        for _ in $(seq 400); do "$build/client/mokctl" status >/dev/null 2>&1 && break; sleep 0.05; done
+    fi
     begin=$(date +%s)
     LD_LIBRARY_PATH=$build/tests/support/stuck doctor 1
     end=$(date +%s)
-    says '^warn +driver +CUDA does not initialise within 2000 ms: the fabric of the GPUs is most likely not up'
+    says "^$bad +driver +CUDA does not initialise within 2000 ms: the fabric of the GPUs is most likely not up"
     says '-> systemctl status nvidia-fabricmanager'
     [ $((end - begin)) -lt 30 ] || fail "took $((end - begin)) s"
     ! pgrep -f "doctor --config $dir" >/dev/null || fail "something is left"
+    $has_cuda || return 0
+    for _ in $(seq 200); do
+        "$build/client/mokctl" devices >"$dir/said"
+        grep -q 'gpu0: its worker has not answered' "$dir/said" && break
+        sleep 0.05
+    done
+    says '^gpu0: its worker has not answered in [0-9.]+ s: CUDA is slow, or the fabric of the GPUs is not up'
 }
 
 # ------------------------------------------------------------------ MPS: control daemons and workers are played
@@ -202,14 +221,16 @@ report_27_a_limit_of_locked_memory_is_named_by_mokd_and_by_doctor() {
     says '^ok +memlock +not limited'
 }
 
+printf '[device g]\nkind = cuda\nmemory = 1G\n' >"$dir/gpu.conf"
+has_cuda=false
+! "$build/daemon/mokd/mokd" --check-config --config "$dir/gpu.conf" >/dev/null 2>&1 || has_cuda=true
 without_mokd_it_names_the_socket_and_looks_at_the_rest
 start
 a_well_node_has_no_failure
 what_is_wrong_is_named_with_a_remedy
 a_low_limit_of_mokd_is_a_failure
 report_6_a_fabric_that_is_not_up_is_named_and_waited_for_two_seconds_alone
-printf '[device g]\nkind = cuda\nmemory = 1G\n' >"$dir/gpu.conf"
-if "$build/daemon/mokd/mokd" --check-config --config "$dir/gpu.conf" >/dev/null 2>&1; then
+if $has_cuda; then
     mps_is_looked_for_where_each_worker_has_it
     report_27_a_limit_of_locked_memory_is_named_by_mokd_and_by_doctor
 fi

@@ -261,8 +261,8 @@ static double latency_of_a_light_session(const struct stack *stack, uid_t uid)
 }
 
 /*
- * Served in order it would wait for hundreds of operations, by its weight alone for thirty; who had nothing to run waits for
- * the one that runs. Operations are measured beside it, since this machine may have more to do.
+ * Served in order it would wait for hundreds of operations, by its weight alone for thirty; who had nothing to run
+ * waits for the one that runs. Operations are measured beside it, since this machine may have more to do.
  */
 static void expect_short_wait(const struct stack *stack, uid_t uid)
 {
@@ -317,7 +317,8 @@ static char *mokctl_text(const struct stack *stack, uid_t uid, int *ret_code, co
 
     if (uid != getuid())
         snprintf(prefix, sizeof(prefix), "setpriv --reuid %u --clear-groups ", (unsigned)uid);
-    return shell_output(ret_code, "%s%s --socket %s %s 2>&1", prefix, stack_program("client/mokctl"), stack->socket, arguments);
+    return shell_output(ret_code, "%s%s --socket %s %s 2>&1", prefix, stack_program("client/mokctl"), stack->socket,
+                        arguments);
 }
 
 static const cJSON *quota_line(const cJSON *root, const char *user, const char *what)
@@ -350,13 +351,14 @@ static void mokctl_quota_shows_what_is_used_and_allowed_and_where_that_is_said(v
     (void)state;
     if (getuid() != 0)
         skip();
-    assert_int_equal(stack_start(&stack, &(struct stack_options){
-                                             .devices = 2,
+    assert_int_equal(
+        stack_start(&stack,
+                    &(struct stack_options){ .devices = 2,
                                              .extra = "[limits]\nsessions = 7\n"
                                                       "[user 4242]\nbytes = 64M\nweight = 3\npriority = low\n"
                                                       "devices = host0\nexclusive = yes\n"
                                                       "[user 4243]\nsessions = 2\n[group 4250]\nbytes = 1G\n" }),
-                     0);
+        0);
     assert_int_equal(chmod(stack.dir, 0755), 0);
     open_rank(&rank, &base, &stack, "counted", 0, 4242);
     cJSON *own = mokctl(&stack, 4242, "quota");
@@ -369,9 +371,10 @@ static void mokctl_quota_shows_what_is_used_and_allowed_and_where_that_is_said(v
     assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(own, "quota")), 1);
     cJSON_Delete(own);
 
-    expect_text(&stack, 4242, "quota", 0,
-                (const char *[]){ "user 4242: weight 3, priority low, devices host0, also of his own, queues of 1024 entries",
-                                  "WHAT", "OTHER NODES", "64.0 MiB", "[user 4242]", "[limits]", NULL });
+    expect_text(
+        &stack, 4242, "quota", 0,
+        (const char *[]){ "user 4242: weight 3, priority low, devices host0, also of his own, queues of 1024 entries",
+                          "WHAT", "OTHER NODES", "64.0 MiB", "[user 4242]", "[limits]", NULL });
     expect_text(&stack, 4242, "quota --all", 1, (const char *[]){ "user 4242 is no administrator", NULL });
     expect_text(&stack, 4242, "quota --user 4243", 1, (const char *[]){ "sees his own", NULL });
     expect_text(&stack, 4242, "quota --user 4242", 0, (const char *[]){ "user 4242: weight 3", NULL });

@@ -241,7 +241,7 @@ static void report_28_a_slow_device_extends_the_time_limit_and_delays_ready(void
 
     (void)state;
     unit_prepare(&unit);
-    make_slow_worker(&unit, 2);
+    make_slow_worker(&unit, 4);
     unit_configure(&unit, unit.slow, "[device host0]\n");
     uint64_t begin = mok_now_ns();
     unit_start(&unit);
@@ -249,8 +249,11 @@ static void report_28_a_slow_device_extends_the_time_limit_and_delays_ready(void
     assert_non_null(strstr(said.text, "EXTEND_TIMEOUT_USEC="));
     assert_non_null(strstr(said.text, "STATUS=Starting: 0 of 1 devices up, 0 sessions; host0 is starting"));
     assert_null(strstr(said.text, "READY=1"));
+    said = expect(&unit, "host0 is starting: its worker has not answered in ");
+    assert_null(strstr(said.text, "READY=1"));
     said = expect(&unit, "READY=1");
-    assert_true(said.at_ns - begin >= UINT64_C(2000000000));
+    assert_true(said.at_ns - begin >= UINT64_C(4000000000));
+    assert_null(strstr(said.text, "not answered"));
     assert_false(log_says(&unit, "worker lost"));
     assert_int_equal(unit_stop(&unit), 0);
     unit_clean(&unit);
