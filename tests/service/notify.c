@@ -321,18 +321,18 @@ static void report_29_at_most_two_messages_a_second_under_load(void **state)
     unit_clean(&unit);
 }
 
-static pid_t worker_of(struct unit *unit)
+static pid_t worker_of(struct unit *unit, size_t device)
 {
     struct client client;
 
     client_observe(&client, &unit->daemon);
     _cleanup_answer_ struct answer answer = client_status(&client);
     client_close(&client);
-    return (pid_t)answer.reply->status->device[0]->worker_pid;
+    return (pid_t)answer.reply->status->device[device]->worker_pid;
 }
 
-/* A worker that was stopped is mokd's to replace, and the watchdog is fed all the while. */
-static void a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed(void **state)
+/* A worker that was stopped is mokd's to replace, and the watchdog is fed all the while; one that is idle is left alone. */
+static void a_worker_that_stands_still_is_replaced_an_idle_one_is_not_and_the_watchdog_is_fed(void **state)
 {
     struct unit unit;
     char worker[512];
@@ -343,40 +343,28 @@ static void a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed(void 
     unit_prepare(&unit);
     unit.watchdog_ms = 12000;
     unit_configure(&unit, program("daemon/worker/mok-worker", worker, sizeof(worker)),
-                   "worker_timeout = 2\n[device host0]\nmemory = 64M\n");
+                   "worker_timeout = 2\n[device host0]\nmemory = 64M\n[device idle]\nmemory = 64M\n");
     unit_start(&unit);
     expect(&unit, "READY=1");
+    uint64_t begin = mok_now_ns();
     sleep_ms(1500); /* its heart has beaten */
-    pid_t first = worker_of(&unit), second = 0;
+    pid_t first = worker_of(&unit, 0), second = 0, idle = worker_of(&unit, 1);
     assert_int_equal(kill(first, SIGSTOP), 0);
     for (int waited = 0; waited < PATIENCE_MS / 500 && (second == 0 || second == first); waited++) {
         if (hear(&unit, 500, &said) && strstr(said.text, "WATCHDOG=1"))
             fed++;
-        second = worker_of(&unit);
+        second = worker_of(&unit, 0);
     }
     assert_true(second != 0 && second != first);
     for (int i = 0; fed == 0 && i < PATIENCE_MS / 500; i++)
         fed += hear(&unit, 500, &said) && strstr(said.text, "WATCHDOG=1");
     assert_true(fed > 0);
     assert_true(log_says(&unit, "stood still for 2 s") || log_says(&unit, "did not answer in time"));
+    while (mok_now_ns() - begin < UINT64_C(5000000000))
+        sleep_ms(50);
+    assert_int_equal(worker_of(&unit, 1), idle);
+    assert_false(log_says(&unit, "worker lost device=idle"));
     expect(&unit, "WATCHDOG=1");
-    assert_int_equal(unit_stop(&unit), 0);
-    unit_clean(&unit);
-}
-
-static void an_idle_worker_is_left_alone(void **state)
-{
-    struct unit unit;
-    char worker[512];
-
-    (void)state;
-    unit_prepare(&unit);
-    unit_configure(&unit, program("daemon/worker/mok-worker", worker, sizeof(worker)),
-                   "worker_timeout = 3\n[device host0]\nmemory = 64M\n");
-    unit_start(&unit);
-    expect(&unit, "READY=1");
-    sleep_ms(5000);
-    assert_false(log_says(&unit, "worker lost"));
     assert_int_equal(unit_stop(&unit), 0);
     unit_clean(&unit);
 }
@@ -452,7 +440,7 @@ static void the_watchdog_goes_unfed_while_the_racks_thread_stands_still(void **s
         assert_true(mok_now_ns() - begin < PATIENCE_MS * UINT64_C(1000000));
     }
     assert_true(log_says(&unit, "the watchdog is not fed because=rack"));
-    assert_true(worker_of(&unit) > 0); /* all else goes on */
+    assert_true(worker_of(&unit, 0) > 0); /* all else goes on */
     assert_int_equal(ptrace(PTRACE_DETACH, thread, NULL, NULL), 0);
     expect(&unit, "WATCHDOG=1");
     assert_int_equal(unit_stop(&unit), 0);
@@ -677,8 +665,7 @@ int main(void)
         cmocka_unit_test(a_device_that_fails_for_good_is_named_and_the_others_are_served),
         cmocka_unit_test(with_device_failure_exit_such_a_start_fails),
         cmocka_unit_test(report_29_at_most_two_messages_a_second_under_load),
-        cmocka_unit_test(a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed),
-        cmocka_unit_test(an_idle_worker_is_left_alone),
+        cmocka_unit_test(a_worker_that_stands_still_is_replaced_an_idle_one_is_not_and_the_watchdog_is_fed),
         cmocka_unit_test(the_watchdog_goes_unfed_while_the_racks_thread_stands_still),
         cmocka_unit_test(the_watchdog_goes_unfed_while_something_watched_does_not_live),
         cmocka_unit_test(a_hangup_reads_limits_again_and_a_bad_file_changes_nothing),
