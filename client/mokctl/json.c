@@ -55,6 +55,10 @@ static cJSON *device_json(const Mok__DeviceInfo *d)
         cJSON_AddBoolToObject(object, "fabric", d->fabric);
         cJSON_AddStringToObject(object, "no_fabric", d->no_fabric);
     }
+    if (d->mps_pipe[0]) {
+        cJSON_AddStringToObject(object, "mps_pipe", d->mps_pipe);
+        cJSON_AddBoolToObject(object, "mps_own", d->mps_own);
+    }
     return object;
 }
 
