@@ -100,6 +100,8 @@ static cJSON *group_json(const Mok__GroupInfo *g)
     cJSON_AddItemToObject(object, "session", numbers64(g->session, g->n_session));
     cJSON_AddItemToObject(object, "device", numbers32(g->device, g->n_device));
     if (g->n_node)
+        cJSON_AddBoolToObject(object, "fabric", g->fabric);
+    if (g->n_node)
         cJSON_AddItemToObject(object, "node", cJSON_CreateStringArray((const char *const *)g->node, (int)g->n_node));
     cJSON_AddNumberToObject(object, "code", g->code);
     cJSON_AddStringToObject(object, "error", g->error);
