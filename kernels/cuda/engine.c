@@ -104,6 +104,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
+        r = check(cudaStreamCreateWithFlags(&e->capture, cudaStreamNonBlocking), "making a stream", message);
+    if (r == 0)
         r = open_entries(e, message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
@@ -236,6 +238,7 @@ static void fill_main(struct mok_engine_layer *l)
 
 static void cuda_layer_close(struct mok_engine_layer *layer)
 {
+    mok_cuda_graph_free(layer);
     free(layer);
 }
 
@@ -632,6 +635,8 @@ static void cuda_close(struct mok_engine *engine)
             cudaStreamSynchronize(engine->stream);
         if (engine->side)
             cudaStreamDestroy(engine->side);
+        if (engine->capture)
+            cudaStreamDestroy(engine->capture);
         if (engine->stream)
             cudaStreamDestroy(engine->stream);
         cudaFree(engine->entry[0].abort_word);

@@ -68,10 +68,15 @@ int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t byte
 {
     cudaSetDevice((int)engine->config.index);
     cudaError_t e = cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (e == cudaSuccess)
-        return 0;
+    void *address = NULL;
+    if (e == cudaSuccess) {
+        e = cudaHostGetDevicePointer(&address, memory, 0);
+        if (e == cudaSuccess && address == memory)
+            return 0;
+        cudaHostUnregister(memory);
+    }
     snprintf(message->text, sizeof(message->text), "making a client's stream slots usable by the device: %s",
-             cudaGetErrorString(e));
+             e == cudaSuccess ? "it has another address there" : cudaGetErrorString(e));
     return -MOK_EDEVICE;
 }
 
@@ -96,22 +101,15 @@ static void open_gate(const struct mok_cuda_run_entry *entry)
 static int queue_ahead(struct mok_engine *e, struct mok_cuda_run_entry *entry, const struct mok_op_args *args)
 {
     const struct mok_engine_gate *gate = &entry->gate;
-    void *start, *done;
 
-    if (cudaHostGetDevicePointer(&start, (void *)(uintptr_t)gate->start, 0) != cudaSuccess ||
-        cudaHostGetDevicePointer(&done, gate->done, 0) != cudaSuccess)
-        return -MOK_EDEVICE;
-    const struct mok_cuda_tell_args tell = { .bad_id = entry->bad_id,
-                                             .report = entry->report,
-                                             .done = done,
-                                             .done_number = gate->number,
-                                             .number = entry->number };
+    entry->report->tell.done = gate->done; /* gate_map: the device has the same address */
+    entry->report->tell.done_number = gate->number;
+    entry->report->tell.number = entry->number;
     entry->open = is_open(gate);
-    if (!entry->open && e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)start, gate->number,
+    if (!entry->open && e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)gate->start, gate->number,
                                              CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
         return -MOK_EDEVICE;
-    int r = mok_cuda_queue(entry->layer, args, MOK_PHASE_WHOLE, e->stream);
-    return r < 0 ? r : mok_cuda_launch_tell(&tell, e->stream) == 0 ? 0 : -MOK_EDEVICE;
+    return mok_cuda_graph_queue(entry, args);
 }
 
 int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args,
