@@ -9,7 +9,6 @@
 
 #include "util.h"
 
-#define SETTLE_NS 50000u      /* its stream may be just as quick as we are: then it is started like any other */
 #define BACK_OFF_NS 10000000u /* two want the device: for so long each is started when its turn has come */
 
 static bool reached(const uint32_t *word, uint32_t number)
@@ -59,9 +58,7 @@ static struct worker_op *candidate(const struct dispatcher *d)
     if (!queue || !queue->gated || !queue->stream || (d->running && d->running_phase != MOK_PHASE_WHOLE))
         return NULL;
     struct worker_op *op = d->running ? d->running->first->queue_next : queue->first;
-    if (!op || !comes_next(d, op) || (!d->running && d->now_ns - op->taken_ns < SETTLE_NS))
-        return NULL;
-    return op;
+    return op && comes_next(d, op) ? op : NULL;
 }
 
 /* ------------------------------------------------------------------ to the device and back */
