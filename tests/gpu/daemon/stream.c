@@ -162,6 +162,43 @@ static void queued_operations_have_the_same_bits_behind_delays_and_beside_kernel
     workload_close(&rank);
 }
 
+/* Runs of operations with the same arguments, which a device may then know, and others among them. */
+static void operations_whose_arguments_change_have_their_own_bits(void **state)
+{
+    static const uint32_t tokens[] = { TOKENS, TOKENS, TOKENS, TOKENS / 2, TOKENS / 2, TOKENS / 2,
+                                       TOKENS, TOKENS / 2, TOKENS, TOKENS, TOKENS, 0, TOKENS };
+    enum { COUNT = sizeof(tokens) / sizeof(tokens[0]) };
+    struct workload_rank rank;
+    mok_ticket ticket[COUNT];
+    cudaStream_t stream;
+    uint8_t *out;
+    (void)state;
+
+    open_rank(&rank, &alone, 0, "arguments");
+    uint64_t bytes = output_bytes(&rank);
+    uint8_t *want = wanted(&rank);
+    open_stream(&stream);
+    cuda(cudaMallocHost((void **)&out, bytes * COUNT));
+    for (int i = 0; i < COUNT; i++) {
+        cuda(cudaMemsetAsync(mok_buffer_data(rank.out), 0xff, bytes, stream));
+        assert_int_equal(submit(&rank, rank.layer, rank.ids, tokens[i], stream, &ticket[i]), 0);
+        cuda(cudaMemcpyAsync(out + bytes * (uint64_t)i, mok_buffer_data(rank.out), bytes, cudaMemcpyDefault, stream));
+    }
+    cuda(cudaStreamSynchronize(stream));
+    for (int i = 0; i < COUNT; i++) {
+        const uint8_t *one = out + bytes * (uint64_t)i;
+        uint64_t written = bytes * tokens[i] / TOKENS;
+        assert_int_equal(code_of(&rank, ticket[i]), 0);
+        assert_memory_equal(one, want, written);
+        for (uint64_t k = written; k < bytes; k++)
+            assert_int_equal(one[k], 0xff);
+    }
+    cuda(cudaStreamDestroy(stream));
+    cuda(cudaFreeHost(out));
+    free(want);
+    workload_close(&rank);
+}
+
 /* ------------------------------------------------------------------ streams that wait for each other */
 
 static mok_layer *second_layer(struct workload_rank *r)
@@ -502,6 +539,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(queued_operations_have_the_same_bits_behind_delays_and_beside_kernels),
+        cmocka_unit_test(operations_whose_arguments_change_have_their_own_bits),
         cmocka_unit_test(the_streams_of_two_layers_come_in_the_other_order),
         cmocka_unit_test(the_streams_of_two_sessions_wait_for_each_other),
         cmocka_unit_test(two_jobs_submit_to_the_same_workers_in_opposite_order),
