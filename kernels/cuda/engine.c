@@ -490,6 +490,8 @@ int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *la
     entry->layer = layer;
     entry->phase = phase;
     entry->gate = gate ? *gate : (struct mok_engine_gate){ 0 };
+    if (gate && !gate->start)
+        entry->gate.start = &entry->report->go;
     entry->open = entry->aborted = false;
     entry->report->bad_slot_flat = UINT64_MAX;
     entry->report->tripped = 0;
@@ -505,7 +507,7 @@ int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *arg
         return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
-        return enqueue_prepare(layer, args, NULL, stream);
+        return enqueue_prepare(layer, args, layer->engine->now->gate.start ? layer->engine->now->bad_id : NULL, stream);
     case MOK_PHASE_MAIN:
         return enqueue_main(layer, args, stream);
     case MOK_PHASE_REDUCE:
@@ -665,5 +667,6 @@ const struct mok_engine_ops mok_cuda_engine = {
     .gate_map = mok_cuda_run_gate_map,
     .gate_unmap = mok_cuda_run_gate_unmap,
     .start_ahead = mok_cuda_run_start_ahead,
+    .go = mok_cuda_run_go,
     .withdraw = mok_cuda_run_withdraw,
 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An operation of one rank as a graph: one launch for all its kernels, where a layer sees the same arguments again, as
- * it does in every step of a job that keeps its buffers. What differs from one operation to the next the kernels read.
- * A graph names addresses and never holds what lies there.
+ * Phases that say by themselves that they are over. An operation of one rank as a graph: one launch for all its kernels,
+ * where a layer sees the same arguments again, as it does in every step of a job that keeps its buffers. What differs from
+ * one operation to the next the kernels read. A graph names addresses and never holds what lies there.
  */
 #include <cuda_runtime_api.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static int queue_kernels(struct mok_cuda_run_entry *entry, const struct mok_op_a
 {
     const struct mok_cuda_tell_args tell = { .bad_id = entry->bad_id, .report = entry->report };
 
-    int r = mok_cuda_queue(entry->layer, args, MOK_PHASE_WHOLE, stream);
+    int r = mok_cuda_queue(entry->layer, args, entry->phase, stream);
     return r < 0 ? r : mok_cuda_launch_tell(&tell, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
@@ -62,7 +62,7 @@ static cudaGraphExec_t find(struct mok_cuda_run_entry *entry, const struct mok_o
     struct mok_engine_layer *l = entry->layer;
     struct mok_cuda_graph *g = &l->graph[entry - l->engine->entry][args->kind];
 
-    if (l->engine->config.chaos_delay_us) /* each operation's delays are its own */
+    if (entry->phase != MOK_PHASE_WHOLE || l->engine->config.chaos_delay_us) /* whose delays are each operation's own */
         return NULL;
     if (!same(g, args)) {
         let_go(l->engine, g);

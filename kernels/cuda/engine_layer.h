@@ -94,8 +94,8 @@ int mok_cuda_entry_outcome(struct mok_cuda_run_entry *entry, struct mok_op_resul
 /* Clears a word of an entry, before anything that is queued later can see it. */
 int mok_cuda_clear(struct mok_engine *engine, uint32_t *word);
 
-/* engine_graph.c. All kernels of an operation of one rank that tells its client, on the engine's stream; one graph where
- * the layer has seen the same arguments before. */
+/* engine_graph.c. All kernels of a phase that says by itself that it is over, on the engine's stream; those of a whole
+ * operation are one graph where the layer has seen the same arguments before. */
 int mok_cuda_graph_queue(struct mok_cuda_run_entry *entry, const struct mok_op_args *args);
 void mok_cuda_graph_free(struct mok_engine_layer *layer);
 
@@ -105,8 +105,9 @@ int mok_cuda_run_poll(struct mok_engine *engine, struct mok_op_result *ret);
 void mok_cuda_run_abort(struct mok_engine *engine);
 int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message);
 void mok_cuda_run_gate_unmap(struct mok_engine *engine, void *memory);
-int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args,
+int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
                              const struct mok_engine_gate *gate);
+void mok_cuda_run_go(struct mok_engine *engine);
 void mok_cuda_run_withdraw(struct mok_engine *engine);
 
 /* retire.c: which blocks of the operation's megakernel retire, for what it will have to do over `slots` of all ranks */

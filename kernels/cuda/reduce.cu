@@ -83,7 +83,7 @@ __global__ void tell_kernel(const __grid_constant__ mok_cuda_tell_args a)
     *a.bad_id = MOK_STOP_NONE;
     a.report->withdrawn = withdrawn;
     __threadfence_system();
-    if (!withdrawn)
+    if (!withdrawn && done != nullptr)
         *static_cast<volatile uint32_t *>(done) = done_number;
     *static_cast<volatile uint32_t *>(&a.report->ended) = number;
 }
