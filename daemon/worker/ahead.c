@@ -61,12 +61,12 @@ static struct worker_op *candidate(const struct dispatcher *d, enum mok_phase *r
     struct worker_queue *queue = only_queue(d);
     struct worker_op *first = d->running ? d->running->first : NULL;
 
-    if (!queue || !queue->gated || !queue->stream)
+    if (!queue)
         return NULL;
     *ret = MOK_PHASE_REDUCE;
     if (first && d->running_phase == MOK_PHASE_MAIN)
-        return first->kept_back || first->cancelled || first->dying_code ? NULL : first;
-    if (first && !ends_its_operation(d->running_phase))
+        return first->kept_back || first->dying_code ? NULL : first;
+    if (!queue->gated || !queue->stream || (first && !ends_its_operation(d->running_phase)))
         return NULL;
     struct worker_op *op = first ? first->queue_next : queue->first;
     if (!op || !comes_next(d, op))
@@ -80,10 +80,11 @@ static struct worker_op *candidate(const struct dispatcher *d, enum mok_phase *r
 /* What the device starts and ends by; REDUCE waits for us. */
 static struct mok_engine_gate gate_of(const struct worker_op *op, enum mok_phase phase, bool at_go)
 {
+    if (!op->on_stream || !op->queue->gated)
+        return (struct mok_engine_gate){ 0 };
     struct mok_stream_slot *slot = &op->queue->stream[op->stream_slot];
-    bool tells = op->on_stream && ends_its_operation(phase);
-
-    return (struct mok_engine_gate){ at_go ? NULL : &slot->start, tells ? &slot->done : NULL, op->stream_number };
+    return (struct mok_engine_gate){ at_go ? NULL : &slot->start, ends_its_operation(phase) ? &slot->done : NULL,
+                                     op->stream_number };
 }
 
 static int start(struct dispatcher *d, struct worker_op *op, enum mok_phase phase)
