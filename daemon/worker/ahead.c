@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A phase that is on the device before its time, so that nothing but a word is between it and what goes before: an
- * operation's first, which its client's stream lets go with no thread of ours in between, or its REDUCE, which we do. It
- * is the one that is known to come next while the device belongs to one client, and is asked back as soon as anything
- * else wants the device. Never decides an order that the dispatcher would not have.
+ * operation's first, which its client's stream lets go with no thread of ours in between, or its REDUCE, which we do.
+ * It is the one that is known to come next while the device belongs to one client, and is asked back as soon as
+ * anything else wants the device. Never decides an order that the dispatcher would not have.
  */
 #include "dispatcher_internal.h"
 

@@ -561,7 +561,8 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
         bool flags_moved = false;
         if (ahead_has(d, op)) /* the engine's, until that says what became of it */
             return moved;
-        if (d->ahead.op == op && (op->dying_code || op->dispatch.state == MOK_ST_DONE)) { /* a phase that it will not need */
+        bool over = op->dying_code || op->dispatch.state == MOK_ST_DONE;
+        if (d->ahead.op == op && over) { /* it needs no REDUCE any more */
             ahead_withdraw(d);
             return moved;
         }

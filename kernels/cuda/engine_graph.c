@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Phases that say by themselves that they are over. An operation of one rank as a graph: one launch for all its kernels,
- * where a layer sees the same arguments again, as it does in every step of a job that keeps its buffers. What differs from
- * one operation to the next the kernels read. A graph names addresses and never holds what lies there.
+ * Phases that say by themselves that they are over. An operation of one rank as a graph: one launch for all its
+ * kernels, where a layer sees the same arguments again, as it does in every step of a job that keeps its buffers. What
+ * differs from one operation to the next the kernels read. A graph names addresses and never holds what lies there.
  */
 #include <cuda_runtime_api.h>
 #include <string.h>
