@@ -80,11 +80,12 @@ __global__ void tell_kernel(const __grid_constant__ mok_cuda_tell_args a)
     const uint32_t done_number = __ldcv(&a.report->tell.done_number), number = __ldcv(&a.report->tell.number);
     mok::wait_for_previous_kernel();
     const bool withdrawn = __ldcg(a.bad_id) == MOK_STOP_WITHDRAWN;
+    __threadfence_system(); /* quick while this thread has written nothing */
+    if (!withdrawn && done != nullptr)
+        *static_cast<volatile uint32_t *>(done) = done_number;
     *a.bad_id = MOK_STOP_NONE;
     a.report->withdrawn = withdrawn;
     __threadfence_system();
-    if (!withdrawn && done != nullptr)
-        *static_cast<volatile uint32_t *>(done) = done_number;
     *static_cast<volatile uint32_t *>(&a.report->ended) = number;
 }
 
