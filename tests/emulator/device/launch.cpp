@@ -214,7 +214,7 @@ cudaError_t launch(const void *kernel, dim3 size, dim3 block, size_t shared_byte
     if (emulated_stream_captures(stream)) {
         auto kept = std::make_unique<kept_launch>(
             kept_launch{ kernel, size, block, shared_bytes, early, std::move(g->body) });
-        const emulated_kernel node = { launch_kept, drop_kept, kept.get() };
+        const emulated_node node = { launch_kept, drop_kept, kept.get() };
         cudaError_t e = emulated_capture(&node);
         if (e == cudaSuccess)
             kept.release();

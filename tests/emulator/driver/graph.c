@@ -9,7 +9,7 @@
 
 struct node {
     struct node *next;
-    struct emulated_kernel kernel;
+    struct emulated_node kernel;
 };
 
 struct CUgraph_st {
@@ -52,7 +52,7 @@ EXPORT bool emulated_stream_captures(cudaStream_t stream)
     return captured && captured_stream == stream;
 }
 
-EXPORT cudaError_t emulated_capture(const struct emulated_kernel *kernel)
+EXPORT cudaError_t emulated_capture(const struct emulated_node *kernel)
 {
     struct node *node = calloc(1, sizeof(*node));
 

@@ -118,14 +118,14 @@ cudaError_t emulated_stream_call(cudaStream_t stream, void (*run)(void *cookie),
 void *emulated_stream_next_early(cudaStream_t stream, void (*run)(void *cookie));
 
 /* A kernel of a graph: `launch` is called each time that the graph is launched, `drop` once, when it is gone. */
-struct emulated_kernel {
+struct emulated_node {
     cudaError_t (*launch)(void *cookie, cudaStream_t stream);
     void (*drop)(void *cookie);
     void *cookie;
 };
 /* Whether this thread captures the stream; then launches go to emulated_capture, which takes the cookie if it succeeds. */
 bool emulated_stream_captures(cudaStream_t stream);
-cudaError_t emulated_capture(const struct emulated_kernel *kernel);
+cudaError_t emulated_capture(const struct emulated_node *kernel);
 
 #ifdef __cplusplus
 }
