@@ -43,4 +43,17 @@ struct cuda_words {
  */
 int cuda_hand_over(struct cuda_device *device, void *stream, const struct cuda_words *words, uint32_t number);
 
+/* What a kernel of ours is launched with; its argument is one struct. */
+struct cuda_launch {
+    const char *kernel;
+    uint32_t grid[3], threads, shared_bytes;
+    const void *argument;
+};
+
+/*
+ * Queues a kernel of the image (image.h) on a stream, NULL: the default one of the current context. -MOK_ENOTSUP: no
+ * libcuda here, or too old, or the image has nothing for this GPU; -MOK_ESTATE: no context is current; -MOK_EDEVICE.
+ */
+int cuda_launch(const struct cuda_launch *launch, void *stream);
+
 #endif
