@@ -167,6 +167,8 @@ bool ahead_poll(struct dispatcher *d)
         return false;
     struct worker_op *op = d->ahead.op;
     const struct mok_stream_slot *slot = &op->queue->stream[op->stream_slot];
+    if (!d->running) /* what the engine tells now is of this one */
+        trace_work_of(d, op->layer);
     int r = d->ops->poll(d->engine, &result);
     if (r == 1) {
         becomes_running(d);
