@@ -14,6 +14,10 @@ extern "C" {
 
 struct mok_engine;       /* one open device */
 struct mok_engine_layer; /* one layer of one rank on it */
+struct mok_engine_board; /* flags of a layer whose ranks are on several hosts: board.h */
+struct mok_board_slot;
+
+#define MOK_FABRIC_BYTES 64u /* of a fabric handle */
 
 struct mok_engine_config {
     uint32_t index;       /* cuda: device ordinal */
@@ -83,8 +87,9 @@ struct mok_engine_ops {
     int (*open)(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message);
     void (*close)(struct mok_engine *engine); /* NULL is fine; aborts what runs */
 
-    /* Memory: zeroed, shareable by descriptor, mapped where asked. */
-    int (*memory_alloc)(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message);
+    /* Memory: zeroed, shareable by descriptor, mapped where asked. `ret_fabric`: its fabric handle too; NULL: not wanted. */
+    int (*memory_alloc)(struct mok_engine *engine, uint64_t bytes, int *ret_fd, uint8_t *ret_fabric,
+                        struct mok_message *message);
     int (*memory_map)(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message);
     void (*memory_unmap)(struct mok_engine *engine, void *address, uint64_t bytes);
     /*
@@ -92,6 +97,23 @@ struct mok_engine_ops {
      * 0, or -MOK_ENOTSUP with the reason. The pointer is NULL where an engine has no such memory.
      */
     int (*fabric_try)(struct mok_engine *engine, struct mok_message *message);
+    /* As memory_map, of what another host's device has exported. NULL as above. */
+    int (*fabric_map)(struct mok_engine *engine, const uint8_t fabric[MOK_FABRIC_BYTES], uint64_t bytes, void **ret,
+                      struct mok_message *message);
+
+    /*
+     * A board (board.h) of `slots` in mapped device memory, of whatever device. Posts and looks happen in the order of the calls.
+     * None waits, but for a post behind many others. The pointers are NULL where an engine has no such memory; a negative code
+     * means that the device is lost.
+     */
+    int (*board_open)(struct mok_engine *engine, void *memory, uint32_t slots, struct mok_engine_board **ret,
+                      struct mok_message *message);
+    int (*board_post)(struct mok_engine_board *board, uint32_t slot, const struct mok_board_slot *what);
+    int (*board_look)(struct mok_engine_board *board); /* -MOK_EBUSY while one is under way */
+    /* 1 and both readings once the look has ended (told once; until the next one begins), 0 while there is none. */
+    int (*board_poll)(struct mok_engine_board *board, const struct mok_board_slot **ret_first,
+                      const struct mok_board_slot **ret_second);
+    void (*board_close)(struct mok_engine_board *board); /* NULL is fine */
 
     /* `symmetric`: [ep] mapped symmetric workspaces in rank order. `private_memory`: plan->private_bytes. */
     int (*layer_open)(struct mok_engine *engine, const struct mok_plan *plan, void *const *symmetric,

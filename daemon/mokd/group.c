@@ -440,8 +440,8 @@ static void opening_over(void *cookie, const struct mokd_error *error)
     if (group->state == MOKD_GROUP_OPENING) {
         group->state = MOKD_GROUP_READY;
         mokd_state_touch(group->server);
-        mok_log(MOK_LOG_INFO, "group", "ready", "group=%u name=%s uid=%u size=%u here=%u", group->id, group->name,
-                group->uid, group->size, group->joined);
+        mok_log(MOK_LOG_INFO, "group", "ready", "group=%u name=%s uid=%u size=%u here=%u hosts=%s", group->id,
+                group->name, group->uid, group->size, group->joined, mokd_span_is_across(group) ? "several" : "one");
     }
     for (uint32_t rank = 0; rank < group->size; rank++) {
         struct mokd_member *member = group->member[rank];
@@ -488,11 +488,12 @@ static void opened(struct mokd_gather *gather)
 
 void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather)
 {
+    bool across = mokd_span_is_across(group);
     int bells[MOK_MAX_EP];
 
     for (uint32_t rank = 0; rank < group->size; rank++)
         bells[rank] = group->member[rank] ? group->member[rank]->device->bell
-                                          : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, rank);
+                                          : mokd_span_handle_of(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, rank).fd;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
         Mok__WorkerGroupOpen body = MOK__WORKER_GROUP_OPEN__INIT;
@@ -505,9 +506,11 @@ void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather)
         body.size = group->size;
         body.rank = rank;
         body.name = group->name;
+        body.across = across;
         request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_OPEN;
         request.group_open = &body;
-        mokd_gather_send(gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
+        mokd_gather_send(gather, member->device, &request, bells, across ? 0 : group->size, MOKD_WORKER_TIMEOUT_MS,
+                         rank);
     }
 }
 
@@ -528,14 +531,14 @@ static void bells_came(void *cookie, const struct mokd_error *error)
 static void reached(void *cookie, const struct mokd_error *error)
 {
     struct mokd_group *group = cookie;
-    int bells[MOK_MAX_EP];
+    struct mokd_handle bells[MOK_MAX_EP];
 
     if (error->code < 0) {
         part_opened(group, error);
         return;
     }
     for (uint32_t rank = 0; rank < group->size; rank++)
-        bells[rank] = group->member[rank] ? group->member[rank]->device->bell : -1;
+        bells[rank] = (struct mokd_handle){ .fd = group->member[rank] ? group->member[rank]->device->bell : -1 };
     mokd_span_exchange(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, bells, sizeof(uint64_t), bells_came, group);
 }
 

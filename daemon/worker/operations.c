@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "flags_board.h"
 #include "sync.h"
 #include "util.h"
 
@@ -252,6 +253,8 @@ static bool needs_no_peer(const struct worker_op *op)
  */
 static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int code)
 {
+    if (layer->board && (layer->first || layer->draining))
+        board_settle(layer);
     if (d->running != layer)
         operations_step(d, layer); /* flags that moved before the failure count */
     operations_abandon(d, layer);

@@ -104,6 +104,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
+        r = check(cudaStreamCreateWithFlags(&e->boards, cudaStreamNonBlocking), "making a stream", message);
+    if (r == 0)
         r = open_entries(e, message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
@@ -133,10 +135,18 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
     return 0;
 }
 
-static int cuda_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message)
+static int cuda_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, uint8_t *ret_fabric,
+                             struct mok_message *message)
 {
     cudaSetDevice((int)engine->config.index);
-    return mok_cuda_memory_alloc(&engine->driver, (int)engine->config.index, bytes, ret_fd, message);
+    return mok_cuda_memory_alloc(&engine->driver, (int)engine->config.index, bytes, ret_fd, ret_fabric, message);
+}
+
+static int cuda_fabric_map(struct mok_engine *engine, const uint8_t *fabric, uint64_t bytes, void **ret,
+                           struct mok_message *message)
+{
+    cudaSetDevice((int)engine->config.index);
+    return mok_cuda_fabric_map(&engine->driver, (int)engine->config.index, fabric, bytes, ret, message);
 }
 
 static int cuda_memory_map(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message)
@@ -648,6 +658,8 @@ static void cuda_close(struct mok_engine *engine)
             cudaStreamSynchronize(engine->stream);
         if (engine->side)
             cudaStreamDestroy(engine->side);
+        if (engine->boards)
+            cudaStreamDestroy(engine->boards);
         if (engine->stream)
             cudaStreamDestroy(engine->stream);
         mok_cuda_trace_close(engine);
@@ -668,6 +680,12 @@ const struct mok_engine_ops mok_cuda_engine = {
     .memory_map = cuda_memory_map,
     .memory_unmap = cuda_memory_unmap,
     .fabric_try = cuda_fabric_try,
+    .fabric_map = cuda_fabric_map,
+    .board_open = mok_cuda_board_open,
+    .board_post = mok_cuda_board_post,
+    .board_look = mok_cuda_board_look,
+    .board_poll = mok_cuda_board_poll,
+    .board_close = mok_cuda_board_close,
     .layer_open = cuda_layer_open,
     .layer_close = cuda_layer_close,
     .start = mok_cuda_run_start,

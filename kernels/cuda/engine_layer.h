@@ -45,6 +45,7 @@ struct mok_engine {
     struct mok_cuda_driver driver;
     uint32_t blocks; /* of the megakernel */
     cudaStream_t stream, side;
+    cudaStream_t boards; /* copies to and from all boards, in order */
     uint32_t number;    /* of the phase started last */
     uint64_t looked_ns; /* when the device was last asked */
     struct mok_cuda_run_entry entry[MOK_CUDA_ENTRIES];
@@ -130,5 +131,14 @@ int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_pa
 int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id, void *stream);
 int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
 int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+
+/* board.c */
+int mok_cuda_board_open(struct mok_engine *engine, void *memory, uint32_t slots, struct mok_engine_board **ret,
+                        struct mok_message *message);
+int mok_cuda_board_post(struct mok_engine_board *board, uint32_t slot, const struct mok_board_slot *what);
+int mok_cuda_board_look(struct mok_engine_board *board);
+int mok_cuda_board_poll(struct mok_engine_board *board, const struct mok_board_slot **ret_first,
+                        const struct mok_board_slot **ret_second);
+void mok_cuda_board_close(struct mok_engine_board *board);
 
 #endif
