@@ -19,7 +19,9 @@
 #include "engine.h"
 #include "engine_layer.h"
 
-#define WAIT_LIMIT_NS 10000000000ull
+#ifndef MOK_CUDA_WAIT_LIMIT_NS
+#define MOK_CUDA_WAIT_LIMIT_NS 10000000000ull
+#endif
 
 static void cuda_close(struct mok_engine *engine);
 
@@ -226,7 +228,7 @@ static void fill_main(struct mok_engine_layer *l)
         .row_src = l->schedule.row_src,
         .row_dst = l->schedule.row_dst,
         .x_ring = { NULL, spec->ep > 1 ? m + l->layout.x : NULL },
-        .wait_limit_ns = WAIT_LIMIT_NS,
+        .wait_limit_ns = MOK_CUDA_WAIT_LIMIT_NS,
         .hidden = spec->hidden,
         .k_blocks = (spec->hidden + MOK_TILE_K - 1) / MOK_TILE_K,
         .down_tiles = l->layout.down_tiles,
