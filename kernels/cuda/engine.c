@@ -106,6 +106,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
+        r = check(cudaStreamCreateWithFlags(&e->capture, cudaStreamNonBlocking), "making a stream", message);
+    if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->boards, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
         r = open_entries(e, message);
@@ -250,6 +252,7 @@ static void fill_main(struct mok_engine_layer *l)
 
 static void cuda_layer_close(struct mok_engine_layer *layer)
 {
+    mok_cuda_graph_free(layer);
     free(layer);
 }
 
@@ -504,6 +507,8 @@ int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *la
     entry->layer = layer;
     entry->phase = phase;
     entry->gate = gate ? *gate : (struct mok_engine_gate){ 0 };
+    if (gate && !gate->start)
+        entry->gate.start = &entry->report->go;
     entry->open = entry->aborted = false;
     entry->report->bad_slot_flat = UINT64_MAX;
     entry->report->tripped = 0;
@@ -518,7 +523,7 @@ static int enqueue(struct mok_engine_layer *layer, const struct mok_op_args *arg
 {
     switch (phase) {
     case MOK_PHASE_PREPARE:
-        return enqueue_prepare(layer, args, NULL, stream);
+        return enqueue_prepare(layer, args, layer->engine->now->gate.start ? layer->engine->now->bad_id : NULL, stream);
     case MOK_PHASE_MAIN:
         return enqueue_main(layer, args, stream);
     case MOK_PHASE_REDUCE:
@@ -660,6 +665,8 @@ static void cuda_close(struct mok_engine *engine)
             cudaStreamSynchronize(engine->stream);
         if (engine->side)
             cudaStreamDestroy(engine->side);
+        if (engine->capture)
+            cudaStreamDestroy(engine->capture);
         if (engine->boards)
             cudaStreamDestroy(engine->boards);
         if (engine->stream)
@@ -697,6 +704,7 @@ const struct mok_engine_ops mok_cuda_engine = {
     .gate_map = mok_cuda_run_gate_map,
     .gate_unmap = mok_cuda_run_gate_unmap,
     .start_ahead = mok_cuda_run_start_ahead,
+    .go = mok_cuda_run_go,
     .withdraw = mok_cuda_run_withdraw,
     .trace = mok_cuda_trace,
 };

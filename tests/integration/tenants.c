@@ -380,6 +380,9 @@ static void mokctl_quota_shows_what_is_used_and_allowed_and_where_that_is_said(v
     expect_text(&stack, 4242, "quota --user 4242", 0, (const char *[]){ "user 4242: weight 3", NULL });
     expect_text(&stack, getuid(), "quota --user nobody-of-that-name", 1,
                 (const char *[]){ "user = nobody-of-that-name: has nothing of mokd's now", NULL });
+    expect_text(&stack, getuid(), "quota --all --user 0", 2, (const char *[]){ "--user or --all, not both", NULL });
+    expect_text(&stack, getuid(), "quota --user ''", 2, (const char *[]){ "--user: needs the name", NULL });
+    expect_text(&stack, getuid(), "usage --since 2026-02-30", 2, (const char *[]){ "--since 2026-02-30: must be", NULL });
     expect_text(&stack, getuid(), "quota --all", 0,
                 (const char *[]){ "user 4242:", "user 4243:", "group 4250, together", "1.0 GiB", NULL });
 
