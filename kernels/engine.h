@@ -66,12 +66,12 @@ struct mok_engine_span {
 };
 
 /*
- * Words in host memory by which a device starts an operation by itself and says that it is over. The client may write
+ * Words in host memory by which a device starts a phase by itself and says that it is over. The client may write
  * both at any time, and harms nobody but itself.
  */
 struct mok_engine_gate {
-    const uint32_t *start; /* the operation goes once this has come to `number`, as a signed difference */
-    uint32_t *done;        /* gets `number` when the operation is over, well or not */
+    const uint32_t *start; /* the phase goes once this has come to `number`, as a signed difference; NULL: at go() */
+    uint32_t *done;        /* gets `number` when the phase is over, well or not; NULL: nobody is told */
     uint32_t number;
 };
 
@@ -132,14 +132,16 @@ struct mok_engine_ops {
     void (*abort)(struct mok_engine *engine);
 
     /*
-     * These are NULL where a device cannot start by itself. MOK_PHASE_WHOLE, behind what runs, at most one at a time;
-     * it goes when its gate opens, at once if that is open. A negative code: nothing was started; what the arguments lack,
-     * start() says. The memory of its words has been mapped before, which returns 0 or -MOK_E*.
+     * These are NULL where a device cannot start by itself. WHOLE, PREPARE or REDUCE, behind what runs, at most one at a
+     * time; it goes when its gate opens, at once if that is open. A negative code: nothing was started; what the arguments
+     * lack, start() says. The memory of its words has been mapped before, which returns 0 or -MOK_E*.
      */
     int (*gate_map)(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message);
     void (*gate_unmap)(struct mok_engine *engine, void *memory);
-    int (*start_ahead)(struct mok_engine_layer *layer, const struct mok_op_args *args,
+    int (*start_ahead)(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
                        const struct mok_engine_gate *gate);
+    /* Opens the gate of the phase that was started ahead where nobody else does. It is not withdrawn after that. */
+    void (*go)(struct mok_engine *engine);
     /* Lets it pass without doing anything, unless it runs already; poll tells which. */
     void (*withdraw)(struct mok_engine *engine);
 

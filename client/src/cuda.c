@@ -361,6 +361,19 @@ void cuda_unregister(struct cuda_device *device, void *memory)
 
 /* ------------------------------------------------------------------ streams */
 
+int cuda_check_stream(struct cuda_device *device, void *stream)
+{
+    int capturing = 0;
+
+    int r = enter(device);
+    if (r < 0)
+        return r;
+    if (cu.capturing(stream, &capturing) == 0 && capturing)
+        r = client_fail(MOK_ESTATE, "stream: is being captured; an operation's numbers cannot be replayed");
+    leave();
+    return r;
+}
+
 static int hand_over(void *stream, const struct cuda_words *words, uint32_t number)
 {
     union memory_operation operation[] = {
@@ -369,10 +382,7 @@ static int hand_over(void *stream, const struct cuda_words *words, uint32_t numb
         { { .operation = OPERATION_WAIT, .at = words->done, .value = number } },
         { { .operation = OPERATION_WRITE, .at = words->passed, .value = number } },
     };
-    int capturing = 0;
 
-    if (cu.capturing(stream, &capturing) == 0 && capturing)
-        return client_fail(MOK_ESTATE, "stream: is being captured; an operation's numbers cannot be replayed");
     result r = cu.batch(stream, sizeof(operation) / sizeof(operation[0]), operation, 0);
     return r == 0 ? 0 : fail(r, "stream: handing an operation over");
 }

@@ -37,9 +37,11 @@ struct cuda_words {
     uint64_t start, doorbell, done, passed;
 };
 
+/* Whether operations can be handed over on the stream; -MOK_ESTATE: it is being captured. */
+int cuda_check_stream(struct cuda_device *device, void *stream);
 /*
  * Makes the stream write `number` to start and doorbell, wait until done has reached it, and write it to passed. Waits
- * only where the stream can take no more. -MOK_ESTATE: the stream is being captured; -MOK_EDEVICE.
+ * only where the stream can take no more.
  */
 int cuda_hand_over(struct cuda_device *device, void *stream, const struct cuda_words *words, uint32_t number);
 

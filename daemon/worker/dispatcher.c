@@ -21,6 +21,8 @@
 /* A GPU that has something to say is looked at at full speed for so long, then once in so long. */
 #define GPU_POLL_NS 10000000u
 #define GPU_NAP_NS 50000u
+/* A GPU's client that has just been served has the next operation soon, and waking up takes longer than starting it. */
+#define GPU_IDLE_NS 1000000u
 
 /* ------------------------------------------------------------------ mail */
 
@@ -216,7 +218,9 @@ static uint64_t longest_nap(const struct dispatcher *d)
 /* How long it looks before it sleeps. */
 static uint64_t patience(const struct dispatcher *d)
 {
-    return longest_nap(d) != UINT64_MAX && d->poll_ns < GPU_POLL_NS ? GPU_POLL_NS : d->poll_ns;
+    uint64_t least = longest_nap(d) != UINT64_MAX ? GPU_POLL_NS : d->looks_at_engine ? GPU_IDLE_NS : 0;
+
+    return d->poll_ns < least ? least : d->poll_ns;
 }
 
 /* NULL: for ever. */

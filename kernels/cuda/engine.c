@@ -19,7 +19,9 @@
 #include "engine.h"
 #include "engine_layer.h"
 
-#define WAIT_LIMIT_NS 10000000000ull
+#ifndef MOK_CUDA_WAIT_LIMIT_NS
+#define MOK_CUDA_WAIT_LIMIT_NS 10000000000ull
+#endif
 
 static void cuda_close(struct mok_engine *engine);
 
@@ -103,6 +105,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
         r = check(cudaStreamCreateWithFlags(&e->stream, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
+    if (r == 0)
+        r = check(cudaStreamCreateWithFlags(&e->capture, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->boards, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
@@ -226,7 +230,7 @@ static void fill_main(struct mok_engine_layer *l)
         .row_src = l->schedule.row_src,
         .row_dst = l->schedule.row_dst,
         .x_ring = { NULL, spec->ep > 1 ? m + l->layout.x : NULL },
-        .wait_limit_ns = WAIT_LIMIT_NS,
+        .wait_limit_ns = MOK_CUDA_WAIT_LIMIT_NS,
         .hidden = spec->hidden,
         .k_blocks = (spec->hidden + MOK_TILE_K - 1) / MOK_TILE_K,
         .down_tiles = l->layout.down_tiles,
@@ -246,6 +250,7 @@ static void fill_main(struct mok_engine_layer *l)
 
 static void cuda_layer_close(struct mok_engine_layer *layer)
 {
+    mok_cuda_graph_free(layer);
     free(layer);
 }
 
@@ -497,6 +502,8 @@ int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *la
     entry->layer = layer;
     entry->phase = phase;
     entry->gate = gate ? *gate : (struct mok_engine_gate){ 0 };
+    if (gate && !gate->start)
+        entry->gate.start = &entry->report->go;
     entry->open = entry->aborted = false;
     entry->report->bad_slot_flat = UINT64_MAX;
     entry->report->tripped = 0;
@@ -512,7 +519,7 @@ int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *arg
         return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
-        return enqueue_prepare(layer, args, NULL, stream);
+        return enqueue_prepare(layer, args, layer->engine->now->gate.start ? layer->engine->now->bad_id : NULL, stream);
     case MOK_PHASE_MAIN:
         return enqueue_main(layer, args, stream);
     case MOK_PHASE_REDUCE:
@@ -642,6 +649,8 @@ static void cuda_close(struct mok_engine *engine)
             cudaStreamSynchronize(engine->stream);
         if (engine->side)
             cudaStreamDestroy(engine->side);
+        if (engine->capture)
+            cudaStreamDestroy(engine->capture);
         if (engine->boards)
             cudaStreamDestroy(engine->boards);
         if (engine->stream)
@@ -678,5 +687,6 @@ const struct mok_engine_ops mok_cuda_engine = {
     .gate_map = mok_cuda_run_gate_map,
     .gate_unmap = mok_cuda_run_gate_unmap,
     .start_ahead = mok_cuda_run_start_ahead,
+    .go = mok_cuda_run_go,
     .withdraw = mok_cuda_run_withdraw,
 };

@@ -35,12 +35,13 @@ struct mok_cuda_run_entry {
 };
 
 #define MOK_CUDA_ENTRIES 2 /* what runs, and what starts by itself behind it */
+#define MOK_CUDA_GRAPHS 512 /* of all layers at most; operations of the others are launched kernel by kernel */
 
 struct mok_engine {
     struct mok_engine_config config;
     struct mok_cuda_driver driver;
     uint32_t blocks; /* of the megakernel */
-    cudaStream_t stream, side;
+    cudaStream_t stream, side, capture;
     cudaStream_t boards; /* copies to and from all boards, in order */
     uint32_t number;    /* of the phase started last */
     uint64_t looked_ns; /* when the device was last asked */
@@ -48,6 +49,15 @@ struct mok_engine {
     uint32_t oldest, started;       /* of the entries: the oldest that has not ended, and how many have not */
     struct mok_cuda_trip trip;      /* of the phase that waited in vain last */
     struct mok_cuda_run_entry *now; /* that phases are being queued for, or were last */
+    uint32_t graphs;                /* of all layers; layers may be closed by another thread */
+};
+
+/* The kernels of an operation as a graph, for the arguments that it was made for. */
+struct mok_cuda_graph {
+    cudaGraphExec_t graph; /* NULL: not yet, or it cannot be */
+    bool refused;
+    struct mok_op_args args; /* `peer` NULL */
+    struct mok_peer peer;
 };
 
 struct mok_engine_layer {
@@ -66,6 +76,7 @@ struct mok_engine_layer {
     struct mok_cuda_backward_args backward;
     struct mok_cuda_mx_args mx;
     struct mok_cuda_schedule_args schedule;
+    struct mok_cuda_graph graph[MOK_CUDA_ENTRIES][MOK_KIND_BACKWARD + 1]; /* by entry and enum mok_op_kind */
 };
 
 /*
@@ -84,14 +95,20 @@ int mok_cuda_entry_outcome(struct mok_cuda_run_entry *entry, struct mok_op_resul
 /* Clears a word of an entry, before anything that is queued later can see it. */
 int mok_cuda_clear(struct mok_engine *engine, uint32_t *word);
 
+/* engine_graph.c. All kernels of a phase that says by itself that it is over, on the engine's stream; those of a whole
+ * operation are one graph where the layer has seen the same arguments before. */
+int mok_cuda_graph_queue(struct mok_cuda_run_entry *entry, const struct mok_op_args *args);
+void mok_cuda_graph_free(struct mok_engine_layer *layer);
+
 /* engine_run.c; see ../engine.h */
 int mok_cuda_run_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase);
 int mok_cuda_run_poll(struct mok_engine *engine, struct mok_op_result *ret);
 void mok_cuda_run_abort(struct mok_engine *engine);
 int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message);
 void mok_cuda_run_gate_unmap(struct mok_engine *engine, void *memory);
-int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args,
+int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
                              const struct mok_engine_gate *gate);
+void mok_cuda_run_go(struct mok_engine *engine);
 void mok_cuda_run_withdraw(struct mok_engine *engine);
 
 /* retire.c: which blocks of the operation's megakernel retire, for what it will have to do over `slots` of all ranks */

@@ -140,6 +140,11 @@ struct mok_cuda_report {
     uint32_t ended; /* number of the phase that ended last; written by the stream behind its kernels */
     uint32_t withdrawn; /* of an operation that starts by itself: written before `ended`, the operation did nothing */
     uint32_t withdraw;  /* written by the host: it shall do nothing */
+    uint32_t go;        /* by the host: the gate that nobody else opens */
+    struct {
+        uint32_t *done; /* of the client, as the device sees it; gets done_number; NULL: it is not told */
+        uint32_t done_number, number;
+    } tell; /* by the host: what tell_kernel says */
     uint32_t expert_rows[MOK_MAX_EXPERTS]; /* [E_l] */
 };
 
@@ -341,8 +346,6 @@ enum mok_cuda_stop { MOK_STOP_NONE = 0, MOK_STOP_BAD, MOK_STOP_WITHDRAWN };
 struct mok_cuda_tell_args {
     uint32_t *bad_id; /* read, and cleared for the next operation */
     struct mok_cuda_report *report;
-    uint32_t *done; /* of the client */
-    uint32_t done_number, number;
 };
 
 /* What a context keeps beside the ring. */

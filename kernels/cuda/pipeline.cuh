@@ -118,14 +118,17 @@ __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
 #endif
 }
 
-/* Waits for task n; every lane gets it. One arrival a warp frees its place. */
+/*
+ * Waits for task n; every lane gets it. One arrival a warp frees its place. The arrival must not overtake the load, which
+ * may be stuck for long behind loads from another GPU: the vote needs what was loaded. No task is all ones.
+ */
 __device__ __forceinline__ uint4 next_task(const block_view &b, uint32_t n, uint32_t lane)
 {
     uint32_t slot = n & 1u;
     mbar_wait(b.bar(bar_task_full + slot), n >> 1 & 1u);
     uint4 v = load_shared_16(b.smem + task_offset + 16 * slot);
-    __syncwarp();
-    if (lane == 0)
+    const bool loaded = __all_sync(~0u, v.w != ~0u);
+    if (lane == 0 && loaded)
         mbar_arrive_cluster(cluster_address(b.bar(bar_task_empty + slot), 0));
     return v;
 }
