@@ -127,6 +127,7 @@ static int launch_wide(struct mok_engine_layer *l, const struct mok_op_args *arg
     common->x_ring[0] = common->x_ring[1];
     common->abort_word = l->engine->now->abort_word;
     common->report = l->engine->now->report;
+    common->marks = l->engine->now->marks_now;
     common->chaos_seed++;
     mok_cuda_retire(l, args, l->schedule.slots, common);
     return mok_cuda_launch_backward(&l->backward, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
@@ -180,6 +181,7 @@ int mok_cuda_mx_backward_launch(struct mok_engine_layer *l, const struct mok_op_
     common->x_ring[0] = ring && l->plan.spec.ep > 1 ? (void *)(uintptr_t)(ring + l->kept.x) : common->x_ring[1];
     common->abort_word = l->engine->now->abort_word;
     common->report = l->engine->now->report;
+    common->marks = l->engine->now->marks_now;
     a->kept = ring != NULL;
     mok_cuda_retire(l, args, l->schedule.slots, common);
     for (uint64_t i = 0; i < l->layout.max_macrobatches; i++) {
