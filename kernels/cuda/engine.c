@@ -113,7 +113,9 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
         r = open_entries(e, message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
-    return r == 0 ? check((cudaError_t)mok_cuda_mx_setup(), "readying the kernels of MXFP8", message) : r;
+    if (r == 0)
+        r = check((cudaError_t)mok_cuda_mx_setup(), "readying the forward of MXFP8", message);
+    return r == 0 ? check((cudaError_t)mok_cuda_mx_backward_setup(), "readying the backward of MXFP8", message) : r;
 }
 
 static int cuda_open(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message)
@@ -181,6 +183,7 @@ static void fill_schedule(struct mok_engine_layer *l)
         .topk = spec->topk,
         .hidden = spec->hidden,
         .x_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan),
+        .g_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan),
         .local_experts = l->plan.local_experts,
         .first_expert = spec->rank * l->plan.local_experts,
         .gate_up_tiles = l->layout.gate_up_tiles,
@@ -237,6 +240,8 @@ static void fill_main(struct mok_engine_layer *l)
         .clamp = spec->clamp,
         .sides = mok_sides_of(spec->clamp),
         .chaos_delay_us = l->engine->config.chaos_delay_us,
+        .slots = (uint32_t)mok_div_up(l->plan.ring_rows, l->plan.minibatch_rows),
+        .slot_rows64 = (uint32_t)mok_div_up(l->plan.minibatch_rows, MOK_SEGMENT_ALIGN),
     };
     l->main.set[0].h = m + l->layout.h;
     l->main.set[0].inter = spec->intermediate;
@@ -291,6 +296,7 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     fill_main(l);
     mok_cuda_backward_fill(l);
     mok_cuda_mx_fill(l);
+    mok_cuda_mx_backward_fill(l);
     *ret = l;
     return 0;
 }
@@ -400,8 +406,12 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     s->report = l->engine->now->report;
     s->bad_id = l->engine->now->bad_id;
     const bool mx = mok_cuda_is_mx(l);
-    if (mx ? mok_cuda_mx_schedule(l, args, stream) < 0 : mok_cuda_launch_schedule(s, stream) != 0)
-        return -MOK_EDEVICE;
+    if (!mx)
+        r = mok_cuda_launch_schedule(s, stream) == 0 ? 0 : -MOK_EDEVICE;
+    else
+        r = backward ? mok_cuda_mx_backward_schedule(l, args, stream) : mok_cuda_mx_schedule(l, args, stream);
+    if (r < 0)
+        return r;
     if (backward)
         return mok_cuda_backward_launch(l, args, stream);
     keep_ring(l, args);
@@ -412,6 +422,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     l->main.common.chaos_seed++;
     l->main.common.abort_word = l->engine->now->abort_word;
     l->main.common.report = l->engine->now->report;
+    l->main.common.marks = l->engine->now->marks_now;
     mok_cuda_retire(l, args, s->slots, &l->main.common);
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -472,11 +483,12 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
         mok_args_refuse(ret, -MOK_EARG, MOK_ARG_RANKS, layer->plan.spec.ep);
     else if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE)
         mok_args_check(&layer->plan, args, ret);
-    if (ret->status == 0 && mok_cuda_is_mx(layer)) {
-        if (args->kind == MOK_KIND_BACKWARD) /* of MXFP8 is not built here */
-            mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
-        else if (phase == MOK_PHASE_PREPARE && args->tokens && (!args->peer || !args->peer[layer->plan.spec.rank].x))
+    if (ret->status == 0 && mok_cuda_is_mx(layer) && phase == MOK_PHASE_PREPARE && args->tokens) {
+        const struct mok_peer *own = args->peer ? &args->peer[layer->plan.spec.rank] : NULL;
+        if (!own || !own->x)
             mok_args_refuse(ret, -MOK_EARG, MOK_ARG_X, layer->plan.spec.rank);
+        else if (args->kind == MOK_KIND_BACKWARD && !own->d_out)
+            mok_args_refuse(ret, -MOK_EARG, MOK_ARG_D_OUT, layer->plan.spec.rank);
     }
     if (ret->status == 0 && (phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE))
         mok_args_check_peers(&layer->plan, args, ret);
@@ -487,6 +499,8 @@ static int enqueue_whole(struct mok_engine_layer *l, const struct mok_op_args *a
     int r = enqueue_prepare(l, args, l->engine->now->bad_id, stream);
     if (r == 0)
         r = enqueue_main(l, args, stream);
+    if (r == 0)
+        r = mok_cuda_trace_main_over(l->engine->now, stream);
     return r == 0 ? enqueue_reduce(l, args, stream) : r;
 }
 
@@ -510,13 +524,12 @@ int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *la
     entry->report->withdraw = entry->report->withdrawn = 0;
     entry->args = (struct mok_cuda_asked){ args->kind, args->context_mode, args->tokens };
     check_phase(layer, args, phase, &entry->refused);
+    mok_cuda_trace_ready(entry);
     return 0;
 }
 
-int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+static int enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
 {
-    if (layer->engine->now->refused.status < 0)
-        return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
         return enqueue_prepare(layer, args, layer->engine->now->gate.start ? layer->engine->now->bad_id : NULL, stream);
@@ -528,6 +541,18 @@ int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *arg
         return enqueue_whole(layer, args, stream);
     }
     return -MOK_EARG;
+}
+
+int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+{
+    struct mok_cuda_run_entry *entry = layer->engine->now;
+
+    if (entry->refused.status < 0)
+        return 0;
+    int r = mok_cuda_trace_begin(entry, stream);
+    if (r == 0)
+        r = enqueue(layer, args, phase, stream);
+    return r == 0 ? mok_cuda_trace_end(entry, stream) : r;
 }
 
 int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
@@ -655,6 +680,7 @@ static void cuda_close(struct mok_engine *engine)
             cudaStreamDestroy(engine->boards);
         if (engine->stream)
             cudaStreamDestroy(engine->stream);
+        mok_cuda_trace_close(engine);
         cudaFree(engine->entry[0].abort_word);
         cudaFreeHost(engine->entry[0].report);
     }
@@ -689,4 +715,5 @@ const struct mok_engine_ops mok_cuda_engine = {
     .start_ahead = mok_cuda_run_start_ahead,
     .go = mok_cuda_run_go,
     .withdraw = mok_cuda_run_withdraw,
+    .trace = mok_cuda_trace,
 };
