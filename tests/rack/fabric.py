@@ -55,8 +55,8 @@ def result(process, log):
         return [json.loads(line)["loss"] for line in file], re.search("^parameters (.*)", output, re.M).group(1)
 
 
-def steps_of(log):
-    return len(open(log, encoding="utf-8").readlines()) if os.path.exists(log) else 0
+def operations_of(rack, name):
+    return sum(j["ops_done"] for j in rack.status(0, "jobs")["jobs"] if j["job"] == name)
 
 
 def the_bits_are(rack, logs, name, nodes, wanted=None):
@@ -70,7 +70,7 @@ def the_bits_are(rack, logs, name, nodes, wanted=None):
 def who_is_killed_is_named(rack, logs, name, nodes, kill, says):
     log = f"{logs}/{name}"
     process = train(rack, name, nodes, 100000, log)
-    rack.wait(f"job {name} makes steps", lambda: steps_of(log) >= 1)
+    rack.wait(f"job {name} makes steps", lambda: operations_of(rack, name) >= 3)
     if [g["fabric"] for g in rack.status(0, "groups")["groups"] if g["name"] == name] != [True]:
         fail("mokctl groups does not say that the group goes by the fabric")
     start = time.monotonic()
