@@ -129,11 +129,13 @@ def beside(stack, steps):
     start = lambda name, *options: Run(stack, name, "--engine", "cuda", *size, *options)
     windows = lambda run: [sum(run.end().losses[i:i + width]) / width for i in range(0, steps - width + 1, width)]
     plain, mxfp8 = start("bf16", "--ranks", "1"), start("mxfp8-per128", "--ranks", "1", "--precision", "mxfp8-per128")
+    asked = subprocess.run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader".split(), capture_output=True, text=True).stdout if not EMULATED else ""
+    device, driver = (asked.splitlines() or ["emulated, none"])[0].split(", ")
     want = windows(plain)
     for run in mxfp8, start("bf16-2-ranks", "--ranks", "2", "--batch", str(batch // 2)):
         got = windows(run)
         away = [g / w - 1 for g, w in zip(got, want)]
-        print(json.dumps({"op": "train", "engine": "cuda", "what": run.name, "over": "bf16", "steps": steps, "window": width,
+        print(json.dumps({"date": time.strftime("%Y-%m-%d"), "device": device, "driver": driver, "op": "train", "engine": "cuda", "what": run.name, "over": "bf16", "steps": steps, "window": width,
                           "command": f"train.py --beside {steps}", "options": " ".join(SIZE + size),
                           "loss": [round(v, 4) for v in got], "bf16_loss": [round(v, 4) for v in want], "last": round(away[-1], 5),
                           "furthest": round(max(away, key=abs), 5), "on_average": round(sum(away) / len(away), 5)}), flush=True)
