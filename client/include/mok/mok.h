@@ -67,7 +67,7 @@ typedef struct mok_session_options {
     const char *job;         /**< name for people, [A-Za-z0-9._-]{1,63}; NULL: the program's name */
     uint32_t queue_entries;  /**< operations a device may have in flight, power of two in 4..4096; 0: 64 */
     uint64_t timeout_ms;     /**< for the connection and each plain answer; 0: 30,000 */
-    uint32_t weight;         /**< share of a device among the user's own sessions, 1..1000; 0: 1 */
+    uint32_t weight;         /**< share of devices among the user's own sessions, 1..1000; 0: 1. Over a rack, by job */
     uint64_t resume_ms;      /**< how long to look for a mokd that went away, see mok_session_recover; 0: 30,000 */
 } mok_session_options;
 
