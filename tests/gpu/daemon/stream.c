@@ -163,29 +163,27 @@ static void queued_operations_have_the_same_bits_behind_delays_and_beside_kernel
 }
 
 /* Runs of operations with the same arguments, which a device may then know, and others among them. */
-static void operations_whose_arguments_change_have_their_own_bits(void **state)
+static void change_arguments(const struct workload *problem, const uint32_t *tokens, int count)
 {
-    static const uint32_t tokens[] = { TOKENS, TOKENS, TOKENS, TOKENS / 2, TOKENS / 2, TOKENS / 2,
-                                       TOKENS, TOKENS / 2, TOKENS, TOKENS, TOKENS, 0, TOKENS };
-    enum { COUNT = sizeof(tokens) / sizeof(tokens[0]) };
+    enum { COUNT = 16 };
     struct workload_rank rank;
     mok_ticket ticket[COUNT];
     cudaStream_t stream;
     uint8_t *out;
-    (void)state;
 
-    open_rank(&rank, &alone, 0, "arguments");
+    assert_in_range(count, 1, COUNT);
+    open_rank(&rank, problem, 0, "arguments");
     uint64_t bytes = output_bytes(&rank);
     uint8_t *want = wanted(&rank);
     open_stream(&stream);
-    cuda(cudaMallocHost((void **)&out, bytes * COUNT));
-    for (int i = 0; i < COUNT; i++) {
+    cuda(cudaMallocHost((void **)&out, bytes * (uint64_t)count));
+    for (int i = 0; i < count; i++) {
         cuda(cudaMemsetAsync(mok_buffer_data(rank.out), 0xff, bytes, stream));
         assert_int_equal(submit(&rank, rank.layer, rank.ids, tokens[i], stream, &ticket[i]), 0);
         cuda(cudaMemcpyAsync(out + bytes * (uint64_t)i, mok_buffer_data(rank.out), bytes, cudaMemcpyDefault, stream));
     }
     cuda(cudaStreamSynchronize(stream));
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < count; i++) {
         const uint8_t *one = out + bytes * (uint64_t)i;
         uint64_t written = bytes * tokens[i] / TOKENS;
         assert_int_equal(code_of(&rank, ticket[i]), 0);
@@ -197,6 +195,18 @@ static void operations_whose_arguments_change_have_their_own_bits(void **state)
     cuda(cudaFreeHost(out));
     free(want);
     workload_close(&rank);
+}
+
+static void operations_whose_arguments_change_have_their_own_bits(void **state)
+{
+    static const uint32_t tokens[] = { TOKENS, TOKENS,     TOKENS,     TOKENS, TOKENS / 2, TOKENS / 2,
+                                       TOKENS, TOKENS / 2, TOKENS / 2, 0,      TOKENS,     TOKENS };
+    struct workload narrow = alone;
+    (void)state;
+
+    change_arguments(&alone, tokens, sizeof(tokens) / sizeof(tokens[0]));
+    narrow.precision = MOK_MXFP8_PER128;
+    change_arguments(&narrow, tokens, 5);
 }
 
 /* ------------------------------------------------------------------ streams that wait for each other */
