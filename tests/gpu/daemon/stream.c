@@ -24,11 +24,13 @@
 #define WAIT_NS 300000000000
 #define ROUNDS 2
 #define JOB_ROUNDS 2
+#define TURNS 1
 #define TOKENS 40
 #else
 #define WAIT_NS 20000000000
 #define ROUNDS 125 /* of QUEUED operations each */
 #define JOB_ROUNDS 100
+#define TURNS 100 /* of QUEUED operations of two ranks */
 #define TOKENS 200
 #endif
 #define QUEUED 8
@@ -434,7 +436,7 @@ static int take_turns(struct member *m, struct workload_rank *rank, cudaStream_t
     uint8_t *out;
     int r = cudaMallocHost((void **)&out, bytes * QUEUED) == cudaSuccess ? 0 : -1;
 
-    for (int round = 0; round < JOB_ROUNDS && r == 0; round++) {
+    for (int round = 0; round < TURNS && r == 0; round++) {
         for (int i = 0; i < QUEUED && r == 0; i++) {
             if ((round + i + (int)m->index) % 3 == 0) /* now this rank is late, now the other */
                 r = busy_launch(4, 40000, stream);
