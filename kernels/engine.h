@@ -54,6 +54,7 @@ enum mok_engine_work {
     MOK_WORK_WGRAD,
     MOK_WORK_SHARED,   /* the shared expert, any of it */
     MOK_WORK_REDUCE,
+    MOK_WORK_PREPARE,
     MOK_WORKS,
 };
 

@@ -248,7 +248,6 @@ __device__ void store_transposed(const place &p)
             v.x = v.x >> 8 | v.y << 24, v.y = v.y >> 8 | v.z << 24, v.z = v.z >> 8 | v.w << 24, v.w >>= 8;
         }
     }
-    __syncthreads(); /* the next square comes into the same memory */
 }
 
 /* The largest magnitude of each column, for each warp's 16 rows. */
@@ -289,14 +288,18 @@ template <class V> __device__ void column_scales(const place &p, const uint32_t 
         store_scales(p.a.transposed_scales, p.matrix * p.a.columns + p.column + c, p.a.rows, p.row, scale);
 }
 
+__device__ uint32_t *shared_maxima()
+{
+    return reinterpret_cast<uint32_t *>(dynamic_shared() + QUANTIZE_CODE_BYTES);
+}
+
+/* Behind note_maxima. */
 template <class V> __device__ void columns(const place &p, const held<V> &v)
 {
-    uint32_t *maxima = reinterpret_cast<uint32_t *>(dynamic_shared() + QUANTIZE_CODE_BYTES);
     float *inverse = reinterpret_cast<float *>(dynamic_shared() + QUANTIZE_CODE_BYTES + QUANTIZE_MAXIMA_BYTES);
 
-    note_maxima<V>(p, v, maxima);
     __syncthreads();
-    column_scales<V>(p, maxima, inverse);
+    column_scales<V>(p, shared_maxima(), inverse);
     __syncthreads();
     inverse += p.warp / 2 * side + p.eighth() * own;
 #pragma unroll
@@ -326,7 +329,7 @@ __device__ void transpose(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32
 
 template <class V> __device__ uint8_t square_scale(const place &p, const held<V> &v)
 {
-    uint32_t *maxima = reinterpret_cast<uint32_t *>(dynamic_shared() + QUANTIZE_CODE_BYTES), amax = 0;
+    uint32_t *maxima = shared_maxima(), amax = 0;
 #pragma unroll
     for (uint32_t i = 0; i < own; i++)
 #pragma unroll
@@ -339,7 +342,6 @@ template <class V> __device__ uint8_t square_scale(const place &p, const held<V>
 #pragma unroll
     for (uint32_t w = 0; w < warps; w++)
         amax = max(amax, maxima[w]);
-    __syncthreads(); /* the next square comes into the same memory */
     return mok_mx_scale(__uint_as_float(amax));
 }
 
@@ -380,7 +382,9 @@ template <class V, bool Squares> __device__ void quantize(const place &p, const 
         square<V>(p, v);
         return;
     }
-    if (p.a.data != nullptr)
+    if (p.a.transposed != nullptr)
+        note_maxima<V>(p, v, shared_maxima());
+    if (p.a.data != nullptr) /* while others note theirs */
         rows<V>(p, v);
     if (p.a.transposed != nullptr)
         columns<V>(p, v);
@@ -394,7 +398,7 @@ template <class V> __device__ bool all_finite(const held<V> &v)
 #pragma unroll
         for (uint32_t k = 0; k < V::words; k++)
             m = V::larger(m, V::magnitude(v[i][k]));
-    return !__syncthreads_or(V::largest(m) >= infinite);
+    return V::largest(m) < infinite;
 }
 
 /* What is not finite takes no part, and then becomes NaN. */
@@ -427,21 +431,26 @@ template <class V> __device__ void put_nan(const place &p)
     }
 }
 
+template <class V, bool Squares> __device__ void take(const place &p)
+{
+    held<V> v;
+    load<V>(p, v);
+    const bool finite = all_finite<V>(v);
+    if (!finite)
+        leave_out<V>(v);
+    quantize<V, Squares>(p, v);
+    /* behind the other threads' stores of the transpose, and before the next square comes into the same memory */
+    __syncthreads();
+    if (!finite)
+        put_nan<V>(p);
+}
+
 template <class V, bool Squares> __device__ void run(const quantize_args &a)
 {
     for (uint64_t m = blockIdx.z; m < a.matrices; m += gridDim.z)
         for (uint64_t r = static_cast<uint64_t>(blockIdx.y) * side; r < a.rows; r += static_cast<uint64_t>(gridDim.y) * side)
-            for (uint64_t c = static_cast<uint64_t>(blockIdx.x) * side; c < a.columns; c += static_cast<uint64_t>(gridDim.x) * side) {
-                const place p = { a, m, r, c, threadIdx.x % 32, threadIdx.x / 32 };
-                held<V> v;
-                load<V>(p, v);
-                const bool finite = all_finite<V>(v);
-                if (!finite)
-                    leave_out<V>(v);
-                quantize<V, Squares>(p, v);
-                if (!finite)
-                    put_nan<V>(p);
-            }
+            for (uint64_t c = static_cast<uint64_t>(blockIdx.x) * side; c < a.columns; c += static_cast<uint64_t>(gridDim.x) * side)
+                take<V, Squares>({ a, m, r, c, threadIdx.x % 32, threadIdx.x / 32 });
 }
 
 } // namespace

@@ -215,6 +215,8 @@ bool ahead_poll(struct dispatcher *d)
     if (!d->ahead.op)
         return false;
     struct worker_op *op = d->ahead.op;
+    if (!d->running) /* what the engine tells now is of this one */
+        trace_work_of(d, op->layer);
     int r = d->ops->poll(d->engine, &result);
     if (r == 1 && op->begun) { /* the device fails; its phase will say so when it is started */
         op->kept_back = true;

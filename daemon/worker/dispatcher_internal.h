@@ -158,7 +158,9 @@ void trace_begin(struct dispatcher *d, struct mok_trace *trace); /* NULL: ends i
 void trace_completed(struct dispatcher *d, const struct worker_op *op, const struct mok_cqe *cqe);
 void trace_waited(struct dispatcher *d, const struct worker_op *op, enum mok_latency what, uint64_t since_ns,
                   uint64_t until_ns);
-void trace_phase_next(struct dispatcher *d, const struct worker_layer *layer); /* before the engine starts */
+/* Whose operation the engine tells of from now on; and that its phase begins now. */
+void trace_work_of(struct dispatcher *d, const struct worker_layer *layer);
+void trace_phase_next(struct dispatcher *d, const struct worker_layer *layer);
 void trace_phase_end(struct dispatcher *d, const struct worker_op *op, enum mok_phase phase);
 void trace_slept(struct dispatcher *d, uint64_t since_ns, uint64_t until_ns);
 

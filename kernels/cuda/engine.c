@@ -237,6 +237,8 @@ static void fill_main(struct mok_engine_layer *l)
         .clamp = spec->clamp,
         .sides = mok_sides_of(spec->clamp),
         .chaos_delay_us = l->engine->config.chaos_delay_us,
+        .slots = (uint32_t)mok_div_up(l->plan.ring_rows, l->plan.minibatch_rows),
+        .slot_rows64 = (uint32_t)mok_div_up(l->plan.minibatch_rows, MOK_SEGMENT_ALIGN),
     };
     l->main.set[0].h = m + l->layout.h;
     l->main.set[0].inter = spec->intermediate;
@@ -412,6 +414,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     l->main.common.chaos_seed++;
     l->main.common.abort_word = l->engine->now->abort_word;
     l->main.common.report = l->engine->now->report;
+    l->main.common.marks = l->engine->now->marks_now;
     mok_cuda_retire(l, args, s->slots, &l->main.common);
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -487,6 +490,8 @@ static int enqueue_whole(struct mok_engine_layer *l, const struct mok_op_args *a
     int r = enqueue_prepare(l, args, l->engine->now->bad_id, stream);
     if (r == 0)
         r = enqueue_main(l, args, stream);
+    if (r == 0)
+        r = mok_cuda_trace_main_over(l->engine->now, stream);
     return r == 0 ? enqueue_reduce(l, args, stream) : r;
 }
 
@@ -510,13 +515,12 @@ int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *la
     entry->report->withdraw = entry->report->withdrawn = 0;
     entry->args = (struct mok_cuda_asked){ args->kind, args->context_mode, args->tokens };
     check_phase(layer, args, phase, &entry->refused);
+    mok_cuda_trace_ready(entry);
     return 0;
 }
 
-int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+static int enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
 {
-    if (layer->engine->now->refused.status < 0)
-        return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
         return enqueue_prepare(layer, args, layer->engine->now->gate.start ? layer->engine->now->bad_id : NULL, stream);
@@ -528,6 +532,18 @@ int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *arg
         return enqueue_whole(layer, args, stream);
     }
     return -MOK_EARG;
+}
+
+int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+{
+    struct mok_cuda_run_entry *entry = layer->engine->now;
+
+    if (entry->refused.status < 0)
+        return 0;
+    int r = mok_cuda_trace_begin(entry, stream);
+    if (r == 0)
+        r = enqueue(layer, args, phase, stream);
+    return r == 0 ? mok_cuda_trace_end(entry, stream) : r;
 }
 
 int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
@@ -655,6 +671,7 @@ static void cuda_close(struct mok_engine *engine)
             cudaStreamDestroy(engine->boards);
         if (engine->stream)
             cudaStreamDestroy(engine->stream);
+        mok_cuda_trace_close(engine);
         cudaFree(engine->entry[0].abort_word);
         cudaFreeHost(engine->entry[0].report);
     }
@@ -689,4 +706,5 @@ const struct mok_engine_ops mok_cuda_engine = {
     .start_ahead = mok_cuda_run_start_ahead,
     .go = mok_cuda_run_go,
     .withdraw = mok_cuda_run_withdraw,
+    .trace = mok_cuda_trace,
 };

@@ -177,6 +177,7 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
     l->backward.kept = ring != NULL;
     common->abort_word = l->engine->now->abort_word;
     common->report = l->engine->now->report;
+    common->marks = l->engine->now->marks_now;
     common->chaos_seed++;
     mok_cuda_retire(l, args, l->schedule.slots, common);
     return mok_cuda_launch_backward(&l->backward, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;

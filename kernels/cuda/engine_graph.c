@@ -62,7 +62,7 @@ static cudaGraphExec_t find(struct mok_cuda_run_entry *entry, const struct mok_o
     struct mok_engine_layer *l = entry->layer;
     struct mok_cuda_graph *g = &l->graph[entry - l->engine->entry][args->kind];
 
-    if (entry->phase != MOK_PHASE_WHOLE || l->engine->config.chaos_delay_us) /* whose delays are each operation's own */
+    if (entry->phase != MOK_PHASE_WHOLE || entry->traced || l->engine->config.chaos_delay_us) /* its kernels, or delays, are its own */
         return NULL;
     if (!same(g, args)) {
         let_go(l->engine, g);

@@ -32,6 +32,10 @@ struct mok_cuda_run_entry {
     struct mok_op_result refused; /* its status is not 0: the phase was refused and ran nothing */
     struct mok_engine_gate gate;  /* start NULL: runs at once */
     bool open;                    /* the gate was seen open, or has been opened to let it pass */
+    /* of a trace; device memory, its copy here; NULL until somebody wanted to know */
+    struct mok_cuda_marks *marks, *marks_copy;
+    struct mok_cuda_marks *marks_now; /* marks, where this phase makes some; or NULL */
+    bool traced;                      /* this phase is */
 };
 
 #define MOK_CUDA_ENTRIES 2 /* what runs, and what starts by itself behind it */
@@ -50,6 +54,8 @@ struct mok_engine {
     struct mok_cuda_trip trip;      /* of the phase that waited in vain last */
     struct mok_cuda_run_entry *now; /* that phases are being queued for, or were last */
     uint32_t graphs;                /* of all layers; layers may be closed by another thread */
+    void (*told)(void *cookie, const struct mok_engine_span *span); /* of a trace; NULL: none */
+    void *told_cookie;
 };
 
 /* The kernels of an operation as a graph, for the arguments that it was made for. */
@@ -110,6 +116,17 @@ int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op
                              const struct mok_engine_gate *gate);
 void mok_cuda_run_go(struct mok_engine *engine);
 void mok_cuda_run_withdraw(struct mok_engine *engine);
+
+/* engine_trace.c; begin and end around what is queued of a traced phase, main_over between MAIN's kernels and REDUCE's */
+void mok_cuda_trace(struct mok_engine *engine, void (*told)(void *cookie, const struct mok_engine_span *span),
+                    void *cookie);
+void mok_cuda_trace_ready(struct mok_cuda_run_entry *entry);
+int mok_cuda_trace_begin(struct mok_cuda_run_entry *entry, void *stream);
+int mok_cuda_trace_main_over(struct mok_cuda_run_entry *entry, void *stream);
+int mok_cuda_trace_end(struct mok_cuda_run_entry *entry, void *stream);
+/* The phase is over, and was seen to be at `now`. */
+void mok_cuda_trace_tell(struct mok_cuda_run_entry *entry, uint64_t now_ns);
+void mok_cuda_trace_close(struct mok_engine *engine);
 
 /* retire.c: which blocks of the operation's megakernel retire, for what it will have to do over `slots` of all ranks */
 void mok_cuda_retire(const struct mok_engine_layer *l, const struct mok_op_args *args, uint64_t slots,

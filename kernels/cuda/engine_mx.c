@@ -82,6 +82,7 @@ static int launch_shared(struct mok_engine_layer *l, const struct mok_op_args *a
     l->main.common.x_ring[0] = l->main.common.x_ring[1];
     l->main.common.abort_word = l->engine->now->abort_word;
     l->main.common.report = l->engine->now->report;
+    l->main.common.marks = l->engine->now->marks_now;
     l->main.common.chaos_seed++;
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -109,6 +110,7 @@ int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *arg
     mx->context_b = ring ? ring + kept->b : NULL;
     mx->common.abort_word = l->engine->now->abort_word;
     mx->common.report = l->engine->now->report;
+    mx->common.marks = l->engine->now->marks_now;
     mx->common.chaos_seed++;
     mok_cuda_retire(l, args, l->schedule.slots, &mx->common);
     return mok_cuda_launch_mx_main(mx, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;

@@ -230,6 +230,8 @@ int mok_cuda_run_poll(struct mok_engine *engine, struct mok_op_result *ret)
         result.device_ns = now - entry->started_ns;
         if (entry->aborted)
             settle_abort(engine, entry, &result);
+        else if (result.status == 0)
+            mok_cuda_trace_tell(entry, now);
     }
     *ret = result;
     return 1;

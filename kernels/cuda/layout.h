@@ -128,6 +128,17 @@ enum mok_cuda_wait {
     MOK_WAIT_RING_GRADIENTS = 10, /* d_hidden: the ring's previous d_a and d_b have been read */
 };
 
+/*
+ * While somebody wants to know: when the first task of a kind in a minibatch's place of the ring began, and the last ended,
+ * by the device's clock. A task counts as begun when it is handed out.
+ */
+#define MOK_CUDA_MARKS 4096u
+#define MOK_CUDA_MARK_KINDS 8u /* enum mok_cuda_task_type, and 0: of the shared expert */
+struct mok_cuda_marks {
+    uint64_t begun[MOK_CUDA_MARKS]; /* ~0: none */
+    uint64_t ended[MOK_CUDA_MARKS];
+};
+
 /* In host memory that the device writes; one for each operation that an engine may hold. */
 struct mok_cuda_report {
     uint64_t bad_slot_flat; /* PREPARE: token * K + k of the first bad id; ~0: none */
@@ -135,6 +146,7 @@ struct mok_cuda_report {
     uint32_t tripped;
     uint64_t rows;
     uint64_t schedule_from_ns, schedule_to_ns; /* of the device's clock */
+    uint64_t begun_ns, main_over_ns, over_ns;  /* the same, while somebody wants to know */
     struct mok_cuda_trip trip;
     struct mok_context_header header; /* PREPARE of a backward: the copy of the context's that was checked */
     uint32_t ended; /* number of the phase that ended last; written by the stream behind its kernels */
@@ -259,6 +271,8 @@ struct mok_cuda_common {
     /* The first blocks of a grid retire at a task border once they have done so much, in k-blocks; see retire.c. */
     uint32_t retiring_blocks, retire_after;
     uint32_t work[MOK_TASK_TYPES]; /* k-blocks of a task, about */
+    struct mok_cuda_marks *marks;  /* NULL: nobody wants to know */
+    uint32_t slots, slot_rows64;   /* places of the ring, and rows / 64 of each */
 };
 
 struct mok_cuda_main_args {
@@ -373,6 +387,8 @@ int mok_cuda_mx_setup(void);
 int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
 int mok_cuda_launch_tell(const struct mok_cuda_tell_args *args, void *stream);
+/* *to = the device's clock, once all before it is over */
+int mok_cuda_launch_clock(uint64_t *to, void *stream);
 int mok_cuda_schedule_setup(void);
 int mok_cuda_backward_setup(void);
 /* Once a device: raises the kernels' shared-memory limits. */

@@ -183,8 +183,25 @@ __device__ void chaos(const mok_cuda_common &p, uint32_t id)
         __nanosleep(500);
 }
 
+/* Ends the task marked before, begins this one; what is marked now. */
+__device__ uint32_t mark(const mok_cuda_common &p, uint32_t before, uint4 v)
+{
+    const task t = decode(v);
+    const unsigned long long now = timer_ns();
+    if (before < MOK_CUDA_MARKS)
+        atomicMax(reinterpret_cast<unsigned long long *>(p.marks->ended + before), now);
+    if (t.type == MOK_TASK_END)
+        return ~0u;
+    const uint32_t slot = t.shared ? 0 : t.macrobatch * p.slots + t.ring64 / p.slot_rows64;
+    const uint32_t place = slot * MOK_CUDA_MARK_KINDS + (t.shared ? 0 : t.type);
+    if (place < MOK_CUDA_MARKS)
+        atomicMin(reinterpret_cast<unsigned long long *>(p.marks->begun + place), now);
+    return place;
+}
+
 __device__ void schedule(const mok_cuda_common &p, const block_view &b)
 {
+    uint32_t marked = ~0u;
     const uint32_t tasks = __ldcg(&p.head->tasks), most = blockIdx.x < p.retiring_blocks ? p.retire_after : ~0u;
     for (uint32_t n = 0, done = 0;; n++) {
         uint32_t slot = n & 1u;
@@ -203,6 +220,11 @@ __device__ void schedule(const mok_cuda_common &p, const block_view &b)
             store_async_16(cluster_address(b.smem + task_offset + 16 * slot, r), v, bar);
         }
         const uint32_t type = decode(v).type;
+        if (p.marks != nullptr) {
+            if (type == MOK_TASK_END) /* all have ended the one before when they have read this one */
+                mbar_wait(b.bar(bar_task_empty + slot), n >> 1 & 1u);
+            marked = mark(p, marked, v);
+        }
         if (type == MOK_TASK_END)
             return;
         done += p.work[type];

@@ -34,6 +34,7 @@ static struct tensor tensor_new(uint64_t bytes, uint32_t offset)
 
     assert_int_equal(cudaMalloc(&memory, bytes + 2 * EDGE), 0);
     assert_int_equal(cudaMemset(memory, CANARY, bytes + 2 * EDGE), 0);
+    assert_int_equal(cudaDeviceSynchronize(), 0); /* `stream` does not wait for the default one */
     t.memory = memory;
     t.at = t.memory + EDGE / 2 + offset;
     t.host = malloc(bytes + 2 * EDGE);
@@ -226,6 +227,7 @@ static void what_is_queued_before_is_seen_and_the_bits_repeat(void **state)
         check(&scales, scale, "scales");
         assert_int_equal(cudaMemset(to.at, CANARY, COUNT), 0);
         assert_int_equal(cudaMemset(scales.at, CANARY, sizeof(scale)), 0);
+        assert_int_equal(cudaDeviceSynchronize(), 0);
     }
     tensor_free(&from);
     tensor_free(&to);
@@ -299,6 +301,7 @@ static void offsets_beyond_32_bits_are_right(void **state)
     make_values(&last, values, wide);
     assert_int_equal(cudaMemset(from, 0x41, 2 * count), 0);
     assert_int_equal(cudaMemcpy(from + (count - each) * 2, values, each * 2, cudaMemcpyHostToDevice), 0);
+    assert_int_equal(cudaDeviceSynchronize(), 0);
     assert_int_equal(mok_mxfp8_quantize_on_stream(&o, from, data, scale, turned, turned_scale, (mok_stream)stream), 0);
     assert_int_equal(cudaStreamSynchronize(stream), 0);
     o.matrices = 1;

@@ -90,6 +90,16 @@ what_is_wrong_is_named_with_a_remedy() {
     chmod 666 "$dir/mokd.sock"
 }
 
+a_mokd_that_does_not_answer_is_waited_for_two_seconds() {
+    local begin=$SECONDS
+    kill -STOP "$mokd"
+    doctor 1
+    kill -CONT "$mokd"
+    says "^FAIL +socket +$dir/mokd.sock: mokd does not answer"
+    says '^(ok|warn) +processor'
+    [ $((SECONDS - begin)) -lt 8 ] || fail "took $((SECONDS - begin)) s"
+}
+
 a_low_limit_of_mokd_is_a_failure() {
     stop
     (ulimit -n 256 && exec "$build/daemon/mokd/mokd" --config "$dir/mokd.conf" >"$dir/log" 2>&1) &
@@ -228,6 +238,7 @@ without_mokd_it_names_the_socket_and_looks_at_the_rest
 start
 a_well_node_has_no_failure
 what_is_wrong_is_named_with_a_remedy
+a_mokd_that_does_not_answer_is_waited_for_two_seconds
 a_low_limit_of_mokd_is_a_failure
 report_6_a_fabric_that_is_not_up_is_named_and_waited_for_two_seconds_alone
 if $has_cuda; then

@@ -479,6 +479,43 @@ static void usage_is_there_after_a_crash_and_everyone_sees_his_own(void **state)
     assert_int_equal(system(command), 0);
 }
 
+/* Whose names are without end fills no store that others' usage is in too: some have rows, and the rest one. */
+static void names_without_end_have_few_rows_and_no_operation_is_lost(void **state)
+{
+    enum { NAMES = 100, ROWS = 64 + 1 };
+    struct stack stack;
+    double ops = 0, got = 0;
+
+    (void)state;
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 1 }), 0);
+    for (int i = 0; i < NAMES; i++) {
+        char job[32];
+        mok_session_options options = { .size = sizeof(options), .socket_path = stack.socket, .job = job };
+        mok_session *session;
+        mok_ticket ticket;
+        snprintf(job, sizeof(job), "made-up-%d", i);
+        assert_int_equal(mok_session_open(&options, &session), 0);
+        assert_int_equal(mok_nop(session, 0, &ticket), 0);
+        assert_int_equal(mok_wait(session, ticket, -1, NULL), 0);
+        mok_session_close(session);
+        ops++;
+    }
+    for (int i = 0; i < 500 && got != ops; i++) { /* a queue's last operations are counted when it has gone */
+        const cJSON *row;
+        cJSON *root = mokctl(&stack, getuid(), "usage --since 1h --by job");
+        got = 0;
+        cJSON_ArrayForEach(row, cJSON_GetObjectItem(root, "usage"))
+            got += number(row, "ops");
+        assert_in_range(cJSON_GetArraySize(cJSON_GetObjectItem(root, "usage")), 1, ROWS * 2); /* two steps, if one ends now */
+        if (got == ops)
+            assert_true(ops_of(root, "(other)") > 0);
+        cJSON_Delete(root);
+        sleep_ms(10);
+    }
+    assert_true(got == ops);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
 static int log_has(const struct stack *stack, const char *text)
 {
     char line[1024];
@@ -605,6 +642,7 @@ int main(void)
         cmocka_unit_test(a_class_gets_sixteen_times_the_device_time_of_the_one_below_and_who_is_low_does_not_starve),
         cmocka_unit_test(mokctl_quota_shows_what_is_used_and_allowed_and_where_that_is_said),
         cmocka_unit_test(usage_is_there_after_a_crash_and_everyone_sees_his_own),
+        cmocka_unit_test(names_without_end_have_few_rows_and_no_operation_is_lost),
         cmocka_unit_test_teardown(a_full_disk_costs_nobody_anything_and_what_was_counted_is_written_once_there_is_room,
                                   drop_small_disk),
         cmocka_unit_test(mokctl_drain_waits_until_what_runs_has_ended),
