@@ -86,7 +86,11 @@ static bool resolve(struct dispatcher *d, struct worker_layer *layer, uint32_t r
 /* PREPARE sees this rank's own tokens, which were checked when the operation was taken. */
 void phases_fill_own(struct worker_layer *layer, const struct worker_op *op)
 {
-    layer->peer[layer->view.rank] = (struct mok_peer){ .x = op->region[MOK_REGION_X].address, .tokens = op->tokens };
+    layer->peer[layer->view.rank] = (struct mok_peer){
+        .x = op->region[MOK_REGION_X].address,
+        .d_out = op->opcode == MOK_OP_BACKWARD ? op->region[MOK_REGION_D_OUT].address : NULL,
+        .tokens = op->tokens,
+    };
 }
 
 static bool resolve_peers(struct dispatcher *d, struct worker_layer *layer, struct mok_op_result *ret_result)

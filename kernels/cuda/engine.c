@@ -113,7 +113,9 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
         r = open_entries(e, message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
-    return r == 0 ? check((cudaError_t)mok_cuda_mx_setup(), "readying the kernels of MXFP8", message) : r;
+    if (r == 0)
+        r = check((cudaError_t)mok_cuda_mx_setup(), "readying the forward of MXFP8", message);
+    return r == 0 ? check((cudaError_t)mok_cuda_mx_backward_setup(), "readying the backward of MXFP8", message) : r;
 }
 
 static int cuda_open(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message)
@@ -181,6 +183,7 @@ static void fill_schedule(struct mok_engine_layer *l)
         .topk = spec->topk,
         .hidden = spec->hidden,
         .x_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan),
+        .g_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan),
         .local_experts = l->plan.local_experts,
         .first_expert = spec->rank * l->plan.local_experts,
         .gate_up_tiles = l->layout.gate_up_tiles,
@@ -293,6 +296,7 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     fill_main(l);
     mok_cuda_backward_fill(l);
     mok_cuda_mx_fill(l);
+    mok_cuda_mx_backward_fill(l);
     *ret = l;
     return 0;
 }
@@ -402,8 +406,12 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     s->report = l->engine->now->report;
     s->bad_id = l->engine->now->bad_id;
     const bool mx = mok_cuda_is_mx(l);
-    if (mx ? mok_cuda_mx_schedule(l, args, stream) < 0 : mok_cuda_launch_schedule(s, stream) != 0)
-        return -MOK_EDEVICE;
+    if (!mx)
+        r = mok_cuda_launch_schedule(s, stream) == 0 ? 0 : -MOK_EDEVICE;
+    else
+        r = backward ? mok_cuda_mx_backward_schedule(l, args, stream) : mok_cuda_mx_schedule(l, args, stream);
+    if (r < 0)
+        return r;
     if (backward)
         return mok_cuda_backward_launch(l, args, stream);
     keep_ring(l, args);
@@ -475,11 +483,12 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
         mok_args_refuse(ret, -MOK_EARG, MOK_ARG_RANKS, layer->plan.spec.ep);
     else if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE)
         mok_args_check(&layer->plan, args, ret);
-    if (ret->status == 0 && mok_cuda_is_mx(layer)) {
-        if (args->kind == MOK_KIND_BACKWARD) /* of MXFP8 is not built here */
-            mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
-        else if (phase == MOK_PHASE_PREPARE && args->tokens && (!args->peer || !args->peer[layer->plan.spec.rank].x))
+    if (ret->status == 0 && mok_cuda_is_mx(layer) && phase == MOK_PHASE_PREPARE && args->tokens) {
+        const struct mok_peer *own = args->peer ? &args->peer[layer->plan.spec.rank] : NULL;
+        if (!own || !own->x)
             mok_args_refuse(ret, -MOK_EARG, MOK_ARG_X, layer->plan.spec.rank);
+        else if (args->kind == MOK_KIND_BACKWARD && !own->d_out)
+            mok_args_refuse(ret, -MOK_EARG, MOK_ARG_D_OUT, layer->plan.spec.rank);
     }
     if (ret->status == 0 && (phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE))
         mok_args_check_peers(&layer->plan, args, ret);

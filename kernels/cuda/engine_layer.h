@@ -81,6 +81,7 @@ struct mok_engine_layer {
     struct mok_cuda_main_args main;
     struct mok_cuda_backward_args backward;
     struct mok_cuda_mx_args mx;
+    struct mok_cuda_mx_backward_args mx_backward;
     struct mok_cuda_schedule_args schedule;
     struct mok_cuda_graph graph[MOK_CUDA_ENTRIES][MOK_KIND_BACKWARD + 1]; /* by entry and enum mok_op_kind */
 };
@@ -145,9 +146,17 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
 bool mok_cuda_is_mx(const struct mok_engine_layer *l);
 void mok_cuda_mx_fill(struct mok_engine_layer *l);
 int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p);
+/* x, of a backward d_out too */
 int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id, void *stream);
 int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
 int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+
+/* engine_mx_backward.c; `fill` once a layer, behind all others; `ring`: of a context that keeps it, or NULL */
+void mok_cuda_mx_backward_fill(struct mok_engine_layer *l);
+int mok_cuda_mx_backward_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p, const uint8_t *ring);
+int mok_cuda_mx_backward_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+int mok_cuda_mx_backward_launch(struct mok_engine_layer *l, const struct mok_op_args *args, const uint8_t *ring,
+                                void *stream);
 
 /* board.c */
 int mok_cuda_board_open(struct mok_engine *engine, void *memory, uint32_t slots, struct mok_engine_board **ret,

@@ -313,6 +313,10 @@ __device__ __forceinline__ void forget(uint4 &v)
 {
     asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)::"memory");
 }
+__device__ __forceinline__ void forget(uint32_t &v)
+{
+    asm volatile("" : "+r"(v)::"memory");
+}
 
 /* 2^x to about two units in the last place; denormals are zero. */
 __device__ __forceinline__ float exp2_approximate(float x)
@@ -360,6 +364,15 @@ __device__ __forceinline__ uint32_t pack_e4m3(float lo, float hi)
     uint16_t r;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
     return r;
+}
+
+/* The values of two E4M3 codes, exactly. */
+__device__ __forceinline__ void unpack_e4m3(uint32_t codes, float &lo, float &hi)
+{
+    asm("{\n .reg .b32 pair;\n .reg .b16 l, h;\n cvt.rn.f16x2.e4m3x2 pair, %2;\n mov.b32 {l, h}, pair;\n"
+        " cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
+        : "=f"(lo), "=f"(hi)
+        : "h"(static_cast<uint16_t>(codes)));
 }
 
 } // namespace mok

@@ -21,11 +21,17 @@ class Hosts(Apart):
         super().__init__(2, kind="cuda", devices=2, memory="512M", **options)
         self.fabric = fabric
 
+    def __enter__(self):
+        # In memory: a write to a page of a file on a disk waits for that.
+        self.folder = tempfile.TemporaryDirectory(prefix="mok-fabric-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        return super().__enter__()
+
+    def __exit__(self, *why):
+        super().__exit__(*why)
+        self.folder.cleanup()
+
     def start(self, i, env=None, prefix=()):
-        folder = f"{self.dir}/fabric"
-        os.makedirs(folder, exist_ok=True)
-        env = {"MOK_EMULATED_FABRIC": folder if self.fabric[i] else ""}
-        super().start(i, env=env, prefix=prefix)
+        super().start(i, env={"MOK_EMULATED_FABRIC": self.folder.name if self.fabric[i] else ""}, prefix=prefix)
 
     def up(self):
         self.start_all()

@@ -263,7 +263,15 @@ inline uint32_t pack_e4m3(float lo, float hi)
 {
     return e4m3_of(lo) | e4m3_of(hi) << 8;
 }
+inline void unpack_e4m3(uint32_t codes, float &lo, float &hi)
+{
+    lo = mok_e4m3_to_f32(static_cast<uint8_t>(codes));
+    hi = mok_e4m3_to_f32(static_cast<uint8_t>(codes >> 8));
+}
 inline void forget(uint4 &)
+{
+}
+inline void forget(uint32_t &)
 {
 }
 

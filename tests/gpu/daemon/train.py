@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """train_moe_lm --engine cuda through mokd on a GPU: its losses beside the host engine's with one and two ranks (on two GPUs
-too, where there are two), bitwise repeats, other memory modes, a resumed run, and two jobs on the same workers.
+too, where there are two), bitwise repeats, MXFP8, other memory modes, a resumed run, and two jobs on the same workers.
 usage: train.py [part of a case's name]; needs MOK_BUILD_DIR. Exit code 77: no GPU. MOK_TEST_MPS_PIPE: under that MPS.
        train.py --beside STEPS: prints how far MXFP8's loss gets from BF16's in so many steps, as JSON."""
 import json, os, re, shutil, signal, subprocess, sys, tempfile, time
@@ -149,7 +149,7 @@ def two_gpus_have_the_bits_of_one(stack):
     same(one, curve(stack, "two", "--ranks", "2", "--devices", "0,2"), "on two GPUs")
 
 
-CASES = [the_curve_is_the_host_engines_and_a_repeat_has_its_bits]
+CASES = [the_curve_is_the_host_engines_and_a_repeat_has_its_bits, mxfp8_has_the_host_engines_curve_too]
 if not EMULATED:
     CASES += [two_jobs_share_the_workers_and_have_their_bits, a_resumed_run_has_the_bits_of_a_whole_one, two_gpus_have_the_bits_of_one]
 
