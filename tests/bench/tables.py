@@ -109,9 +109,9 @@ def layer_cuda(rs):
 
 
 def daemon_cuda(rs):
-    rows = [[r["shape"], r["op"], str(r["ep"]), r["routing"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
+    rows = [[r["shape"], r["op"], str(r["ep"]), str(r.get("gpus", 1)), r["routing"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
              number(r["queued_cost_us"], 0)] for r in sorted(rs, key=lambda r: (r["sharing"], order(r)))]
-    return table(["shape", "op", "EP", "routing", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
+    return table(["shape", "op", "EP", "GPUs", "routing", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
 
 
 def mokd_cuda(rs):
