@@ -240,6 +240,22 @@ struct mx_forward_consumer : mx_consumer_base {
         return reinterpret_cast<void *>(static_cast<uint64_t>(at.y) << 32 | at.x);
     }
 
+    /* So does the task, behind the last of the staged rows. */
+    __device__ uint32_t task_place() const
+    {
+        return results() + 15 * mx_row_bytes + 128;
+    }
+    __device__ void note_task(uint4 v) const
+    {
+        if (lane < 4)
+            store_shared_4(task_place() + 4 * lane, lane < 2 ? lane ? v.y : v.x : lane == 2 ? v.z : v.w);
+        __syncwarp();
+    }
+    __device__ uint4 noted_task() const
+    {
+        return load_shared_16(task_place());
+    }
+
     __device__ __forceinline__ void tile(uint4 v)
     {
         const task at_first = decode(v);
@@ -248,11 +264,12 @@ struct mx_forward_consumer : mx_consumer_base {
         float d[128];
         if (at_first.type == MOK_TASK_DOWN)
             note_place(at_first);
+        note_task(v);
         if (active)
             multiply_mx(d, k_blocks);
         else
             skip(k_blocks);
-        forget(v);
+        v = noted_task();
         const task t = decode(v);
         if (macrobatches > 1 && lane == 0) /* someone waits for the ring's rows */
             add_release(t.type == MOK_TASK_DOWN ? &all.macrobatches[t.macrobatch].down_done :

@@ -81,6 +81,10 @@ inline bool mbar_try(uint32_t bar, uint32_t parity)
 {
     return emu::mbar_try(bar, parity);
 }
+inline bool mbar_test(uint32_t bar, uint32_t parity)
+{
+    return emu::mbar_test(bar, parity);
+}
 
 /* ---- asynchronous copies ---- */
 
@@ -262,6 +266,9 @@ inline uint32_t pack_e4m3(float lo, float hi)
     return e4m3_of(lo) | e4m3_of(hi) << 8;
 }
 inline void forget(uint4 &)
+{
+}
+inline void forget(uint32_t &)
 {
 }
 
