@@ -35,10 +35,18 @@ packages=(
     util-linux # setpriv
 )
 
+# Other people's programs that a test each holds against what MoK serves. Not by default: they are large (100 MB to get, up to
+# two minutes to install), and prometheus comes with a server that its package starts.
+optional=(
+    chromium # looks at the status page
+    prometheus # promtool: alerts, dashboard, a scrape
+)
+
 usage() {
     cat <<'EOF'
-Usage: deploy/deps.sh [--list | --missing | --help]
+Usage: deploy/deps.sh [--optional | --list | --missing | --help]
 Installs what is missing of the packages that MoK needs (with sudo where not root).
+  --optional  install also what some tests need that are skipped without
   --list      print the packages and do nothing
   --missing   print those that are missing and do nothing
 EOF
@@ -68,6 +76,7 @@ as_root() {
 
 case "${1-}" in
 "") ;;
+--optional) packages+=("${optional[@]}") ;;
 --list)
     printf '%s\n' "${packages[@]}"
     exit 0

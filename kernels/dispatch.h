@@ -5,8 +5,9 @@
  *   SUBMITTED -> PREPARING -> READY -(all ranks ready)-> MAIN -> PUSHED -(all ranks pushed)-> REDUCING -> DONE
  *                                  \-(some rank not well)-----> PUSHED (nothing ran) ------------------> DONE
  *
- * Ranks tell each other through struct mok_layer_flags: monotonic sequence numbers, one writer each. They lie in host
- * memory whatever the devices are, MOK_FLAGS_BYTES a rank in rank order, one such block a layer. A rank publishes ready(n + 1) only after its own done(n), and done(n) only
+ * Ranks tell each other through struct mok_layer_flags: monotonic sequence numbers, one writer each. Within a host they
+ * lie in host memory whatever the devices are, MOK_FLAGS_BYTES a rank in rank order, one such block a layer; across
+ * hosts on a board in device memory (board.h). A rank publishes ready(n + 1) only after its own done(n), and done(n) only
  * after all ranks pushed(n): so info(n) and the slots stay valid for as long as anyone can look.
  * An operation that fails takes the same road, so that all ranks see the same verdict. It is reached twice: from all
  * infos once all are ready, and from all push statuses once all have pushed; the lowest rank at fault is the one told.
@@ -92,10 +93,14 @@ struct mok_dispatch_op {
     uint64_t all_ready_ns;        /* when all ranks were seen ready; 0: not yet */
 };
 
-/* One layer's flags as one rank sees them. */
+/* One layer's flags as one rank sees them. `own` and `settle`: NULL where the flags are memory that all have in common. */
 struct mok_dispatch_view {
     uint32_t ep, rank;
     struct mok_layer_flags *flags[MOK_MAX_EP];
+    struct mok_layer_flags *own; /* where this rank writes; NULL: flags[rank] */
+    /* Brings what was written to the others, then what they have written by that time here. A negative code: it cannot. */
+    int (*settle)(void *cookie);
+    void *cookie;
 };
 
 /* Readies `op` to run as number `seq` (1, 2, ...: the layer's count of operations). */

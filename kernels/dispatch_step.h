@@ -44,6 +44,11 @@ MOK_HD void mok_dispatch_mismatch(struct mok_dispatch_op *op, uint32_t rank, uin
     op->result.bad_value = value;
 }
 
+MOK_HD struct mok_layer_flags *mok_dispatch_own(const struct mok_dispatch_view *view)
+{
+    return view->own ? view->own : view->flags[view->rank];
+}
+
 MOK_HD bool mok_dispatch_cancel_is(const struct mok_dispatch_op *op, const struct mok_layer_flags *flags,
                                    enum mok_cancel_word word)
 {
@@ -131,7 +136,7 @@ MOK_HD uint32_t mok_dispatch_missing_inline(const struct mok_dispatch_op *op, co
 
 MOK_HD void mok_dispatch_publish_ready(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
 {
-    struct mok_layer_flags *own = view->flags[view->rank];
+    struct mok_layer_flags *own = mok_dispatch_own(view);
 
     own->info = op->info;
     mok_flag_store(&own->ready, op->seq);
@@ -140,7 +145,7 @@ MOK_HD void mok_dispatch_publish_ready(struct mok_dispatch_op *op, const struct 
 
 MOK_HD void mok_dispatch_publish_pushed(struct mok_dispatch_op *op, const struct mok_dispatch_view *view, int32_t status)
 {
-    struct mok_layer_flags *own = view->flags[view->rank];
+    struct mok_layer_flags *own = mok_dispatch_own(view);
 
     own->push_status = status;
     mok_flag_store(&own->pushed, op->seq);
@@ -277,7 +282,7 @@ MOK_HD void mok_dispatch_phase_done_inline(struct mok_dispatch_op *op, const str
 /* After ready: see dispatch.h. An answer is final. */
 MOK_HD int mok_dispatch_ask_cancel(struct mok_dispatch_op *op, const struct mok_dispatch_view *view)
 {
-    struct mok_layer_flags *own = view->flags[view->rank];
+    struct mok_layer_flags *own = mok_dispatch_own(view);
     uint64_t *word = &own->cancel;
 
     if (mok_dispatch_cancel_is(op, own, MOK_CANCEL_GRANTED))
@@ -286,7 +291,8 @@ MOK_HD int mok_dispatch_ask_cancel(struct mok_dispatch_op *op, const struct mok_
         return -MOK_EBUSY;
     mok_flag_store(word, op->seq << 2 | MOK_CANCEL_ASKED);
     mok_flag_fence();
-    if (mok_dispatch_missing_inline(op, view, NULL) == 0) {
+    /* What cannot be known is not granted. */
+    if ((view->settle && view->settle(view->cookie) < 0) || mok_dispatch_missing_inline(op, view, NULL) == 0) {
         mok_flag_store(word, op->seq << 2 | MOK_CANCEL_REFUSED);
         return -MOK_EBUSY;
     }

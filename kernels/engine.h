@@ -14,6 +14,10 @@ extern "C" {
 
 struct mok_engine;       /* one open device */
 struct mok_engine_layer; /* one layer of one rank on it */
+struct mok_engine_board; /* flags of a layer whose ranks are on several hosts: board.h */
+struct mok_board_slot;
+
+#define MOK_FABRIC_BYTES 64u /* of a fabric handle */
 
 struct mok_engine_config {
     uint32_t index;       /* cuda: device ordinal */
@@ -50,6 +54,7 @@ enum mok_engine_work {
     MOK_WORK_WGRAD,
     MOK_WORK_SHARED,   /* the shared expert, any of it */
     MOK_WORK_REDUCE,
+    MOK_WORK_PREPARE,
     MOK_WORKS,
 };
 
@@ -62,12 +67,12 @@ struct mok_engine_span {
 };
 
 /*
- * Words in host memory by which a device starts an operation by itself and says that it is over. The client may write
+ * Words in host memory by which a device starts a phase by itself and says that it is over. The client may write
  * both at any time, and harms nobody but itself.
  */
 struct mok_engine_gate {
-    const uint32_t *start; /* the operation goes once this has come to `number`, as a signed difference */
-    uint32_t *done;        /* gets `number` when the operation is over, well or not */
+    const uint32_t *start; /* the phase goes once this has come to `number`, as a signed difference; NULL: at go() */
+    uint32_t *done;        /* gets `number` when the phase is over, well or not; NULL: nobody is told */
     uint32_t number;
 };
 
@@ -82,8 +87,9 @@ struct mok_engine_ops {
     int (*open)(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message);
     void (*close)(struct mok_engine *engine); /* NULL is fine; aborts what runs */
 
-    /* Memory: zeroed, shareable by descriptor, mapped where asked. */
-    int (*memory_alloc)(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message);
+    /* Memory: zeroed, shareable by descriptor, mapped where asked. `ret_fabric`: its fabric handle too; NULL: not wanted. */
+    int (*memory_alloc)(struct mok_engine *engine, uint64_t bytes, int *ret_fd, uint8_t *ret_fabric,
+                        struct mok_message *message);
     int (*memory_map)(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message);
     void (*memory_unmap)(struct mok_engine *engine, void *address, uint64_t bytes);
     /*
@@ -91,6 +97,23 @@ struct mok_engine_ops {
      * 0, or -MOK_ENOTSUP with the reason. The pointer is NULL where an engine has no such memory.
      */
     int (*fabric_try)(struct mok_engine *engine, struct mok_message *message);
+    /* As memory_map, of what another host's device has exported. NULL as above. */
+    int (*fabric_map)(struct mok_engine *engine, const uint8_t fabric[MOK_FABRIC_BYTES], uint64_t bytes, void **ret,
+                      struct mok_message *message);
+
+    /*
+     * A board (board.h) of `slots` in mapped device memory, of whatever device. Posts and looks happen in the order of the calls.
+     * None waits, but for a post behind many others. The pointers are NULL where an engine has no such memory; a negative code
+     * means that the device is lost.
+     */
+    int (*board_open)(struct mok_engine *engine, void *memory, uint32_t slots, struct mok_engine_board **ret,
+                      struct mok_message *message);
+    int (*board_post)(struct mok_engine_board *board, uint32_t slot, const struct mok_board_slot *what);
+    int (*board_look)(struct mok_engine_board *board); /* -MOK_EBUSY while one is under way */
+    /* 1 and both readings once the look has ended (told once; until the next one begins), 0 while there is none. */
+    int (*board_poll)(struct mok_engine_board *board, const struct mok_board_slot **ret_first,
+                      const struct mok_board_slot **ret_second);
+    void (*board_close)(struct mok_engine_board *board); /* NULL is fine */
 
     /* `symmetric`: [ep] mapped symmetric workspaces in rank order. `private_memory`: plan->private_bytes. */
     int (*layer_open)(struct mok_engine *engine, const struct mok_plan *plan, void *const *symmetric,
@@ -110,14 +133,16 @@ struct mok_engine_ops {
     void (*abort)(struct mok_engine *engine);
 
     /*
-     * These are NULL where a device cannot start by itself. MOK_PHASE_WHOLE, behind what runs, at most one at a time;
-     * it goes when its gate opens, at once if that is open. A negative code: nothing was started; what the arguments lack,
-     * start() says. The memory of its words has been mapped before, which returns 0 or -MOK_E*.
+     * These are NULL where a device cannot start by itself. WHOLE, PREPARE or REDUCE, behind what runs, at most one at a
+     * time; it goes when its gate opens, at once if that is open. A negative code: nothing was started; what the arguments
+     * lack, start() says. The memory of its words has been mapped before, which returns 0 or -MOK_E*.
      */
     int (*gate_map)(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message);
     void (*gate_unmap)(struct mok_engine *engine, void *memory);
-    int (*start_ahead)(struct mok_engine_layer *layer, const struct mok_op_args *args,
+    int (*start_ahead)(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
                        const struct mok_engine_gate *gate);
+    /* Opens the gate of the phase that was started ahead where nobody else does. It is not withdrawn after that. */
+    void (*go)(struct mok_engine *engine);
     /* Lets it pass without doing anything, unless it runs already; poll tells which. */
     void (*withdraw)(struct mok_engine *engine);
 

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 quick=no
 filter=
 passed=0 failed=0 skipped=0
-failures=()
+failures=() wanting=()
 
 usage() {
     cat <<'EOF'
@@ -67,26 +67,28 @@ build() {
     return 1
 }
 
-# verdicts FILE: a line "passed|failed|skipped NAME" for each test of a JUnit report. A test that could not be started
-# has failed: ctest counts it among the skipped ones.
+# verdicts FILE: a line "passed|failed|skipped NAME [PACKAGE]" for each test of a JUnit report, with the package for want of
+# which it says that it was skipped. A test that could not be started has failed: ctest counts it among the skipped ones.
 verdicts() {
     awk '
-        function tell() { if (name != "") print verdict, name }
+        function tell() { if (name != "") print verdict, name, package }
         /<testcase / {
             tell()
             match($0, /name="[^"]*"/)
             name = substr($0, RSTART + 6, RLENGTH - 7)
             verdict = /status="run"/ ? "passed" : "failed"
+            package = ""
             if (/status="disabled"/) verdict = "skipped"
         }
         /<skipped message="SKIP_/ { verdict = "skipped" }
+        verdict == "skipped" && match($0, /Debian package [a-z0-9.+-]+/) { package = substr($0, RSTART + 15, RLENGTH - 15) }
         END { tell() }
     ' "$1"
 }
 
 # check PRESET JOBS LABELS...: runs the tests of these labels (ctest's -L or -LE and a regular expression).
 check() {
-    local preset=$1 jobs=$2 report verdict name
+    local preset=$1 jobs=$2 report verdict name package
     shift 2
     local -a command=(ctest --test-dir "build/$preset" "$@" --parallel "$jobs" --output-on-failure --no-tests=ignore)
     [[ -z $filter ]] || command+=(-R "$filter")
@@ -102,10 +104,13 @@ check() {
         [[ -n $filter ]] || fail "$preset: ctest $*"
         return 0
     fi
-    while read -r verdict name; do
+    while read -r verdict name package; do
         case "$verdict" in
         passed) passed=$((passed + 1)) ;;
-        skipped) skipped=$((skipped + 1)) ;;
+        skipped)
+            skipped=$((skipped + 1))
+            [[ -z $package ]] || wanting+=("$name ($package)")
+            ;;
         *) fail "$preset: $name" ;;
         esac
     done < <(verdicts "$report")
@@ -131,6 +136,7 @@ if [[ -n $filter && $((passed + failed + skipped)) -eq 0 ]]; then
     exit 2
 fi
 say "done"
+[[ ${#wanting[@]} -eq 0 ]] || echo "skipped for want of a package, which deploy/deps.sh --optional installs: ${wanting[*]}"
 for name in "${failures[@]}"; do
     echo "failed: $name"
 done

@@ -8,7 +8,6 @@
 
 #include "backend.h"
 #include "kernels.h"
-#include "mok/types.h"
 #include "report.h"
 
 /* Of the last two steps: while one is queued, the one before may still be running. */
@@ -133,6 +132,11 @@ static void cuda_initialise(float *to, size_t count, float constant, float devia
 static void cuda_to_bf16(size_t count, const float *from, uint16_t *to)
 {
     check(kernel_to_bf16(stream, count, from, to));
+}
+
+static int cuda_to_mxfp8(const mok_mxfp8_options *options, const float *from, uint8_t *data, uint8_t *scales)
+{
+    return mok_mxfp8_quantize_on_stream(options, from, data, scales, NULL, NULL, (mok_stream)stream);
 }
 
 static void cuda_add_bf16(size_t count, const uint16_t *from, float *to)
@@ -296,6 +300,7 @@ static const struct backend cuda = {
     .copy = cuda_copy,
     .initialise = cuda_initialise,
     .to_bf16 = cuda_to_bf16,
+    .to_mxfp8 = cuda_to_mxfp8,
     .add_bf16 = cuda_add_bf16,
     .gemm_nt = cuda_gemm_nt,
     .gemm_nn = cuda_gemm_nn,

@@ -55,6 +55,11 @@ static void host_copy(void *to, const void *from, size_t bytes)
     memcpy(to, from, bytes);
 }
 
+static int host_to_mxfp8(const mok_mxfp8_options *options, const float *from, uint8_t *data, uint8_t *scales)
+{
+    return mok_mxfp8_quantize(options, from, data, scales);
+}
+
 static void host_initialise(float *to, size_t count, float constant, float deviation, uint64_t seed, uint64_t stream)
 {
     for (size_t i = 0; i < count; i++)
@@ -142,6 +147,7 @@ const struct backend backend_host = {
     .copy = host_copy,
     .initialise = host_initialise,
     .to_bf16 = ops_to_bf16,
+    .to_mxfp8 = host_to_mxfp8,
     .add_bf16 = ops_add_bf16,
     .gemm_nt = ops_gemm_nt,
     .gemm_nn = ops_gemm_nn,

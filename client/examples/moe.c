@@ -352,8 +352,8 @@ int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, cons
         config->backend->to_bf16(count, values, weights);
         return 0;
     }
-    rc = mok_mxfp8_quantize(&options, values, weights, address(moe->layers[layer].scales[which]));
-    return rc < 0 ? failed(rc, "mok_mxfp8_quantize") : 0;
+    rc = config->backend->to_mxfp8(&options, values, weights, address(moe->layers[layer].scales[which]));
+    return rc < 0 ? failed(rc, "quantising weights") : 0;
 }
 
 uint16_t *moe_weights(struct moe *moe, unsigned layer, enum moe_weight which)

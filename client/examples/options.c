@@ -23,7 +23,8 @@ static const char usage[] =
     "  --engine E           host or cuda: what runs the layers; with cuda the whole step is queued on the GPU (host)\n"
     "  --devices A,B,...    their devices (the first of that engine at each mokd)\n"
     "  --job NAME           name of the job and of its group (train_moe_lm)\n"
-    "  --socket PATH        mokd's socket ($MOK_SOCKET, else /run/mok/mokd.sock); once, or once a rank, in rank order,\n"
+    "  --socket PATH        mokd's socket ($MOK_SOCKET, else /run/mok/mokd.sock); once, or once a rank, in rank "
+    "order,\n"
     "                       where the ranks are at several mokd of this machine\n"
     "\n"
     "Training:\n"
@@ -43,7 +44,7 @@ static const char usage[] =
     "  --layers N           MoE layers (2)\n"
     "  --window N           bytes of context (8)\n"
     "  --shared-expert      an expert of width I that every token passes\n"
-    "  --precision P        bf16, mxfp8 (= mxfp8-per32) or mxfp8-per128 (bf16)\n"
+    "  --precision P        bf16, mxfp8-per32, mxfp8-per128 or mxfp8: per32, with --engine cuda per128 (bf16)\n"
     "  --recompute          keep only the routing for backward\n"
     "\n"
     "Files:\n"
@@ -167,6 +168,8 @@ static int parse_rate(const char *value, float *ret)
     return 0;
 }
 
+#define ANY_MXFP8 UINT32_MAX /* until the engine is known */
+
 static int parse_precision(const char *value, unsigned *ret)
 {
     static const struct {
@@ -174,7 +177,7 @@ static int parse_precision(const char *value, unsigned *ret)
         unsigned precision;
     } names[] = {
         { "bf16", MOK_BF16 },
-        { "mxfp8", MOK_MXFP8_PER32 },
+        { "mxfp8", ANY_MXFP8 },
         { "mxfp8-per32", MOK_MXFP8_PER32 },
         { "mxfp8-per128", MOK_MXFP8_PER128 },
     };
@@ -342,6 +345,8 @@ static int check(struct options *o, int devices)
 
     if (rc < 0)
         return rc;
+    if (o->precision == ANY_MXFP8)
+        o->precision = o->engine == MOK_DEVICE_CUDA ? MOK_MXFP8_PER128 : MOK_MXFP8_PER32;
     if (o->hidden % MOK_DIM_MULTIPLE)
         return fail(-MOK_EALIGN, "--hidden %u: not a multiple of %u", o->hidden, MOK_DIM_MULTIPLE);
     if (o->intermediate % MOK_DIM_MULTIPLE)
@@ -359,8 +364,6 @@ static int check(struct options *o, int devices)
         return fail(-MOK_EARG, "--resume: needs --checkpoint FILE");
     if (!o->checkpoint && o->save_every)
         return fail(-MOK_EARG, "--save-every: needs --checkpoint FILE");
-    if (o->engine == MOK_DEVICE_CUDA && o->precision != MOK_BF16)
-        return fail(-MOK_EARG, "--precision: --engine cuda has bf16 only");
     if (o->engine == MOK_DEVICE_CUDA && o->check_gradients)
         return fail(-MOK_EARG, "--check-gradients: needs --engine host, since it works in the layer's memory");
     if (o->engine != MOK_DEVICE_CUDA && o->report)

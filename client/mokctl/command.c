@@ -196,7 +196,7 @@ int mokctl_complain(int code, bool connected, const char *socket)
     return EXIT_REFUSED;
 }
 
-static int say_hello(struct control *control, struct control_answer *ret_answer)
+static int say_hello(struct control *control, unsigned timeout_ms, struct control_answer *ret_answer)
 {
     Mok__Request request = MOK__REQUEST__INIT;
     Mok__Hello body = MOK__HELLO__INIT;
@@ -207,13 +207,14 @@ static int say_hello(struct control *control, struct control_answer *ret_answer)
     body.observer = true;
     request.body_case = MOK__REQUEST__BODY_HELLO;
     request.hello = &body;
-    return control_call(control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_HELLO, 0, ret_answer);
+    return control_call(control, &request, timeout_ms, MOK__REPLY__BODY_HELLO, 0, ret_answer);
 }
 
-int mokctl_connect(const char *socket, struct control **ret_control, struct control_answer *ret_hello)
+int mokctl_connect(const char *socket, unsigned timeout_ms, struct control **ret_control,
+                   struct control_answer *ret_hello)
 {
-    int r = control_open(socket, MOKCTL_TIMEOUT_MS, NULL, NULL, ret_control);
-    return r < 0 ? r : say_hello(*ret_control, ret_hello);
+    int r = control_open(socket, timeout_ms, NULL, NULL, ret_control);
+    return r < 0 ? r : say_hello(*ret_control, timeout_ms, ret_hello);
 }
 
 int mokctl_ask_devices(struct control *control, struct control_answer *ret)
@@ -226,14 +227,14 @@ int mokctl_ask_devices(struct control *control, struct control_answer *ret)
     return control_call(control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_DEVICE_LIST, 0, ret);
 }
 
-int mokctl_ask_status(struct control *control, struct control_answer *ret)
+int mokctl_ask_status(struct control *control, unsigned timeout_ms, struct control_answer *ret)
 {
     Mok__Request request = MOK__REQUEST__INIT;
     Mok__StatusQuery body = MOK__STATUS_QUERY__INIT;
 
     request.body_case = MOK__REQUEST__BODY_STATUS_QUERY;
     request.status_query = &body;
-    return control_call(control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_STATUS, 0, ret);
+    return control_call(control, &request, timeout_ms, MOK__REPLY__BODY_STATUS, 0, ret);
 }
 
 /* ------------------------------------------------------------------ JSON */
@@ -263,7 +264,7 @@ static int run_connected(const struct mokctl_command *command, struct mokctl_lin
 {
     _cleanup_answer_ struct control_answer hello = CONTROL_ANSWER_INIT;
 
-    int r = mokctl_connect(line->socket, &line->control, &hello);
+    int r = mokctl_connect(line->socket, MOKCTL_TIMEOUT_MS, &line->control, &hello);
     if (r == 0)
         r = command->run(line);
     if (r < 0)

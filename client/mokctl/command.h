@@ -41,12 +41,13 @@ const struct mokctl_command *mokctl_command_find(int argc, char **argv);
 int mokctl_command_run(const struct mokctl_command *command, int argc, char **argv);
 
 /* Connects as an observer; 0 or -MOK_E*, and then *ret_control is still the caller's to close, if it is not NULL. */
-int mokctl_connect(const char *socket, struct control **ret_control, struct control_answer *ret_hello);
+int mokctl_connect(const char *socket, unsigned timeout_ms, struct control **ret_control,
+                   struct control_answer *ret_hello);
 /* Says what went wrong and returns the exit code for it. */
 int mokctl_complain(int code, bool connected, const char *socket);
 /* The devices of the node. */
 int mokctl_ask_devices(struct control *control, struct control_answer *ret);
-int mokctl_ask_status(struct control *control, struct control_answer *ret);
+int mokctl_ask_status(struct control *control, unsigned timeout_ms, struct control_answer *ret);
 
 /* A number of 64 bits, which cJSON itself would round. */
 void mokctl_json_number(cJSON *object, const char *name, uint64_t value);

@@ -55,10 +55,10 @@ static void say_unreachable(struct doctor *doctor, int code)
 
 static bool reach(struct doctor *doctor)
 {
-    int r = mokctl_connect(doctor->socket, &doctor->control, &doctor->hello);
+    int r = mokctl_connect(doctor->socket, DOCTOR_PATIENCE_MS, &doctor->control, &doctor->hello);
 
     if (r == 0)
-        r = mokctl_ask_status(doctor->control, &doctor->status);
+        r = mokctl_ask_status(doctor->control, DOCTOR_PATIENCE_MS, &doctor->status);
     if (r < 0) {
         say_unreachable(doctor, r);
         return false;
@@ -145,7 +145,8 @@ static void look_at_memory(struct doctor *doctor)
 static void say_node(struct doctor *doctor, const Mok__RackNode *node)
 {
     if (strcmp(node->state, "left") == 0)
-        doctor_say(doctor, "peer", DOCTOR_WARN, "systemctl start mokd on that node, when what it was stopped for is done",
+        doctor_say(doctor, "peer", DOCTOR_WARN,
+                   "systemctl start mokd on that node, when what it was stopped for is done",
                    "node %s at %s was stopped in order", node->name, node->address);
     else if (strcmp(node->state, "up") != 0)
         doctor_say(doctor, "peer", DOCTOR_FAIL, "mokctl doctor on that node; then cables, firewall, and keys on both",
@@ -169,7 +170,7 @@ static void look_at_peers(struct doctor *doctor)
 
     request.body_case = MOK__REQUEST__BODY_RACK_QUERY;
     request.rack_query = &body;
-    if (control_call(doctor->control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_RACK, 0, &answer) < 0) {
+    if (control_call(doctor->control, &request, DOCTOR_PATIENCE_MS, MOK__REPLY__BODY_RACK, 0, &answer) < 0) {
         doctor_say(doctor, "peers", DOCTOR_NONE, NULL, "this node is in no rack");
         return;
     }

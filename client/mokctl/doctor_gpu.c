@@ -4,16 +4,15 @@
  * wait for a fabric that never comes up; that process is given two seconds.
  */
 #include <dlfcn.h>
-#include <fcntl.h>
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include "doctor.h"
+#include "mok/types.h"
+#include "mps_control.h"
 
 /* ------------------------------------------------------------------ in the child */
 
@@ -131,47 +130,73 @@ static bool look_at_driver(struct doctor *doctor, bool wanted)
 
 /* ------------------------------------------------------------------ MPS */
 
-static bool answers(const char *path)
+static const char *pipes_of(const Mok__DeviceInfo *device)
 {
-    struct sockaddr_un at = { .sun_family = AF_UNIX };
-    struct stat about;
-
-    if (stat(path, &about) < 0)
-        return false;
-    if (S_ISFIFO(about.st_mode)) {
-        int fd = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-        mok_close(fd);
-        return fd >= 0;
-    }
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    snprintf(at.sun_path, sizeof(at.sun_path), "%s", path);
-    bool ok = fd >= 0 && connect(fd, (const struct sockaddr *)&at, sizeof(at)) == 0;
-    mok_close(fd);
-    return ok;
+    return device->kind == MOK_DEVICE_CUDA ? device->mps_pipe : "";
 }
 
+/* Every device from `first` on whose worker has the same control daemon. */
+static void name_devices(const Mok__StatusReply *status, size_t first, char *ret, size_t size)
+{
+    size_t length = 0;
+
+    ret[0] = '\0';
+    for (size_t i = first; i < status->n_device && length < size; i++)
+        if (strcmp(pipes_of(status->device[i]), pipes_of(status->device[first])) == 0)
+            length +=
+                (size_t)snprintf(ret + length, size - length, "%s%s", length ? ", " : "", status->device[i]->name);
+}
+
+static void look_at_control(struct doctor *doctor, size_t first)
+{
+    const Mok__StatusReply *status = doctor_status(doctor);
+    const Mok__DeviceInfo *device = status->device[first];
+    char names[96];
+
+    name_devices(status, first, names, sizeof(names));
+    int reason = mok_mps_answers(device->mps_pipe);
+    if (reason == 0)
+        doctor_say(doctor, "mps", DOCTOR_OK, NULL, "an MPS control daemon answers in %s, for %s", device->mps_pipe,
+                   names);
+    else if (reason == EACCES)
+        doctor_say(doctor, "mps", DOCTOR_NONE, "mokctl doctor as root, or as mokd's user",
+                   "%s is not for uid %u to look into: whether MPS answers there, for %s, is not known",
+                   device->mps_pipe, getuid(), names);
+    else
+        doctor_say(doctor, "mps", DOCTOR_FAIL,
+                   device->mps_own ? "journalctl -u mokd says why: mokd starts nvidia-cuda-mps-control itself"
+                                   : "systemctl start mok-mps@GPU, or nvidia-cuda-mps-control -d as root",
+                   "the workers of %s want MPS in %s, and nobody answers there (%s)", names, device->mps_pipe,
+                   strerror(reason));
+}
+
+/* What the workers run under is each device's own affair: one control daemon may serve all, or each GPU have its own.
+ */
 static void look_at_mps(struct doctor *doctor)
 {
-    const char *pipes = doctor->hello.reply ? doctor->hello.reply->hello->mps_pipe : "";
-    char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+    const Mok__StatusReply *status = doctor_status(doctor);
+    bool shared = false;
 
-    if (!doctor->hello.reply) {
+    if (!status) {
         doctor_say(doctor, "mps", DOCTOR_NONE, NULL, "whether it is needed is mokd's to say");
         return;
     }
-    if (!pipes[0]) {
+    for (size_t i = 0; i < status->n_device; i++) {
+        bool seen = false;
+        for (size_t before = 0; before < i; before++)
+            seen = seen || strcmp(pipes_of(status->device[before]), pipes_of(status->device[i])) == 0;
+        if (pipes_of(status->device[i])[0] && !seen)
+            look_at_control(doctor, i);
+        shared = shared || pipes_of(status->device[i])[0];
+    }
+    if (shared)
+        return;
+    if (doctor_has_gpu_devices(doctor))
         doctor_say(
             doctor, "mps", DOCTOR_NONE, "sharing = mps, where one user's fault may end the others': see mokd.conf",
             "mokd's GPUs are shared in turns: each hand-over between a job's kernels and MoK's costs a context switch");
-        return;
-    }
-    snprintf(path, sizeof(path), "%s/control", pipes);
-    if (answers(path))
-        doctor_say(doctor, "mps", DOCTOR_OK, NULL, "an MPS control daemon answers in %s", pipes);
     else
-        doctor_say(doctor, "mps", DOCTOR_FAIL, "systemctl start mok-mps@GPU, or nvidia-cuda-mps-control -d as root",
-                   "mokd's workers want MPS in %s, and nobody answers there: CUDA runs without it and does not say so",
-                   pipes);
+        doctor_say(doctor, "mps", DOCTOR_NONE, NULL, "mokd has no GPU: none is needed");
 }
 
 /* ------------------------------------------------------------------ fabric */

@@ -55,6 +55,10 @@ static cJSON *device_json(const Mok__DeviceInfo *d)
         cJSON_AddBoolToObject(object, "fabric", d->fabric);
         cJSON_AddStringToObject(object, "no_fabric", d->no_fabric);
     }
+    if (d->mps_pipe[0]) {
+        cJSON_AddStringToObject(object, "mps_pipe", d->mps_pipe);
+        cJSON_AddBoolToObject(object, "mps_own", d->mps_own);
+    }
     return object;
 }
 
@@ -95,6 +99,8 @@ static cJSON *group_json(const Mok__GroupInfo *g)
     mokctl_json_number(object, "layers", g->layers);
     cJSON_AddItemToObject(object, "session", numbers64(g->session, g->n_session));
     cJSON_AddItemToObject(object, "device", numbers32(g->device, g->n_device));
+    if (g->n_node)
+        cJSON_AddBoolToObject(object, "fabric", g->fabric);
     if (g->n_node)
         cJSON_AddItemToObject(object, "node", cJSON_CreateStringArray((const char *const *)g->node, (int)g->n_node));
     cJSON_AddNumberToObject(object, "code", g->code);

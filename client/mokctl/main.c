@@ -124,6 +124,15 @@ static int run(struct control *control, const Mok__HelloReply *hello, const stru
     return show_status(control, arguments);
 }
 
+/* What was printed is out, or that it is not is said. */
+static int flushed(void)
+{
+    if (fflush(stdout) == 0)
+        return EXIT_OK;
+    fprintf(stderr, "mokctl: cannot write: %s\n", strerror(errno));
+    return EXIT_REFUSED;
+}
+
 int main(int argc, char **argv)
 {
     _cleanup_answer_ struct control_answer hello = CONTROL_ANSWER_INIT;
@@ -142,9 +151,9 @@ int main(int argc, char **argv)
     }
     if (arguments.help) {
         fputs(mokctl_usage, stdout);
-        return EXIT_OK;
+        return flushed();
     }
-    int r = mokctl_connect(arguments.socket, &control, &hello);
+    int r = mokctl_connect(arguments.socket, MOKCTL_TIMEOUT_MS, &control, &hello);
     if (r == 0)
         r = run(control, hello.reply->hello, &arguments);
     bool connected = control != NULL;
@@ -154,9 +163,5 @@ int main(int argc, char **argv)
         printf("mokctl %s\n", mok_version());
     if (r < 0)
         return mokctl_complain(r, connected, arguments.socket);
-    if (fflush(stdout) != 0) {
-        fprintf(stderr, "mokctl: cannot write: %s\n", strerror(errno));
-        return EXIT_REFUSED;
-    }
-    return EXIT_OK;
+    return flushed();
 }

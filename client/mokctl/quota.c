@@ -126,6 +126,11 @@ int mokctl_quota(struct mokctl_line *line)
     Mok__Request request = MOK__REQUEST__INIT;
     Mok__QuotaQuery body = MOK__QUOTA_QUERY__INIT;
 
+    if (line->user && (line->all || !line->user[0])) {
+        fprintf(stderr, line->all ? "mokctl: quota takes --user or --all, not both\n"
+                                  : "mokctl: --user: needs the name or number of a user\n");
+        return EXIT_USAGE;
+    }
     if (line->user)
         body.user = (char *)line->user;
     body.all = line->all;

@@ -56,7 +56,7 @@ void table_head(struct table *table, size_t columns, const char *const *names)
         table_put(table, "%s", names[i]);
 }
 
-int table_print(const struct table *table)
+int table_write(const struct table *table, FILE *out)
 {
     int width[TABLE_MAX_COLUMNS] = { 0 };
 
@@ -70,11 +70,16 @@ int table_print(const struct table *table)
     for (size_t i = 0; i < table->cells; i++) {
         bool last = i % table->columns == table->columns - 1;
         if (last)
-            printf("%s\n", table->cell[i]);
+            fprintf(out, "%s\n", table->cell[i]);
         else
-            printf("%-*s  ", width[i % table->columns], table->cell[i]);
+            fprintf(out, "%-*s  ", width[i % table->columns], table->cell[i]);
     }
     return 0;
+}
+
+int table_print(const struct table *table)
+{
+    return table_write(table, stdout);
 }
 
 /* ------------------------------------------------------------------ values for people */

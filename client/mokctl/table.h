@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "util.h"
 
@@ -25,6 +26,7 @@ void table_head(struct table *table, size_t columns, const char *const *names);
 void table_put(struct table *table, const char *format, ...) _printf_(2, 3);
 void table_put_bytes(struct table *table, uint64_t bytes); /* with a binary unit */
 /* 0, or -MOK_ENOMEM with the sentence. */
-int table_print(const struct table *table);
+int table_write(const struct table *table, FILE *out);
+int table_print(const struct table *table); /* to standard output */
 
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A live look at devices and sessions: mokd tells sums, the differences between two looks are shown. */
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,19 +10,12 @@
 #include "error.h"
 #include "mok/types.h"
 #include "mokctl.h"
+#include "screen.h"
 #include "stats.h"
 #include "table.h"
 
 #define INTERVAL_S 2u
 #define MAX_INTERVAL_S 3600u
-
-static volatile sig_atomic_t interrupted;
-
-static void on_interrupt(int number)
-{
-    (void)number;
-    interrupted = 1;
-}
 
 /* ------------------------------------------------------------------ differences */
 
@@ -116,7 +108,7 @@ static void put_duration(struct table *table, uint64_t ns)
         table_put(table, "%.1fs", (double)ns / 1e9);
 }
 
-static int print_devices(const struct look *look)
+static int print_devices(const struct look *look, FILE *out)
 {
     static const char *const names[] = { "DEVICE", "STATE",    "BUSY",     "OPS/S",  "FAIL/S", "ROWS/S",
                                          "DEPTH",  "WAIT p50", "WAIT p99", "OP p50", "OP p99", "IMBALANCE" };
@@ -142,10 +134,10 @@ static int print_devices(const struct look *look)
                   ratio(grown(now->expert_max_rows, before->expert_max_rows),
                         grown(now->expert_mean_rows, before->expert_mean_rows)));
     }
-    return table_print(&table);
+    return table_write(&table, out);
 }
 
-static int print_sessions(const struct look *look)
+static int print_sessions(const struct look *look, FILE *out)
 {
     static const char *const names[] = { "SESSION", "JOB",   "USER",   "PID",   "DEVICE",
                                          "SHARE",   "OPS/S", "ROWS/S", "DEPTH", "ERRORS" };
@@ -166,19 +158,19 @@ static int print_sessions(const struct look *look)
         table_put(&table, "%" PRIu32, now->in_flight);
         table_put(&table, "%" PRIu64, now->errors);
     }
-    return table_print(&table);
+    return table_write(&table, out);
 }
 
-static int print_tables(const struct look *look)
+static int print_tables(const struct look *look, FILE *out)
 {
-    int r = print_devices(look);
+    int r = print_devices(look, out);
 
     if (r < 0 || look->now->n_session == 0)
         return r;
-    putchar('\n');
-    r = print_sessions(look);
+    fputc('\n', out);
+    r = print_sessions(look, out);
     if (look->now->omitted)
-        printf("and %" PRIu32 " more\n", look->now->omitted);
+        fprintf(out, "and %" PRIu32 " more\n", look->now->omitted);
     return r;
 }
 
@@ -262,46 +254,98 @@ static int ask(struct control *control, struct control_answer *ret)
     return control_call(control, &request, MOKCTL_TIMEOUT_MS, MOK__REPLY__BODY_STATS, 0, ret);
 }
 
-static int show(const struct mokctl_line *line, const Mok__StatsReply *now, const Mok__StatsReply *then)
-{
-    struct look look = { .now = now, .then = then };
-    bool is_screen = isatty(STDOUT_FILENO) && !line->once && !line->json;
+/* Two looks, of which the newer is at `turn`. */
+struct looks {
+    struct control_answer answer[2];
+    unsigned turn;
+};
 
-    look.seconds = (double)(now->now_ns - then->now_ns) / 1e9;
+static int look_again(struct mokctl_line *line, struct looks *looks)
+{
+    looks->turn ^= 1;
+    control_answer_clear(&looks->answer[looks->turn]);
+    return ask(line->control, &looks->answer[looks->turn]);
+}
+
+static struct look difference(const struct looks *looks)
+{
+    struct look look = { .now = looks->answer[looks->turn].reply->stats,
+                         .then = looks->answer[looks->turn ^ 1].reply->stats };
+
+    look.seconds = (double)(look.now->now_ns - look.then->now_ns) / 1e9;
     look.seconds = look.seconds > 1e-3 ? look.seconds : 1e-3;
-    if (line->json)
-        return print_json(&look);
-    if (is_screen)
-        fputs("\033[H\033[2J", stdout);
-    int r = print_tables(&look);
-    if (!is_screen && !line->once)
-        putchar('\n');
+    return look;
+}
+
+/* *ret_text is to be freed, whatever is returned. */
+static int draw(const struct looks *looks, char **ret_text)
+{
+    struct look look = difference(looks);
+    size_t size;
+    FILE *out = open_memstream(ret_text, &size);
+
+    if (!out)
+        return client_fail(MOK_ENOMEM, "no memory to print");
+    int r = print_tables(&look, out);
+    return fclose(out) == 0 ? r : client_fail(MOK_ENOMEM, "no memory to print");
+}
+
+static int show_live(struct mokctl_line *line, struct looks *looks, unsigned seconds)
+{
+    _cleanup_free_ char *text = NULL;
+    enum screen_event event;
+    int r = 0;
+
+    screen_open();
+    screen_show("mokctl top: looks at mokd, q ends it");
+    while (r == 0 && fflush(stdout) == 0 && (event = screen_wait(seconds)) != SCREEN_QUIT) {
+        if (event == SCREEN_TIME) {
+            r = look_again(line, looks);
+            if (r < 0)
+                break;
+            free(text);
+            text = NULL;
+            r = draw(looks, &text);
+        }
+        if (text)
+            screen_show(text);
+    }
+    screen_close();
     return r;
+}
+
+static int show_lines(struct mokctl_line *line, struct looks *looks, unsigned seconds)
+{
+    for (;;) {
+        struct timespec pause = { .tv_sec = (time_t)seconds };
+        while (nanosleep(&pause, &pause) < 0)
+            ;
+        int r = look_again(line, looks);
+        if (r < 0)
+            return r;
+        struct look look = difference(looks);
+        r = line->json ? print_json(&look) : print_tables(&look, stdout);
+        if (r < 0 || line->once)
+            return r;
+        if (!line->json)
+            putchar('\n');
+        if (fflush(stdout) != 0)
+            return 0;
+    }
 }
 
 int mokctl_top(struct mokctl_line *line)
 {
-    struct control_answer looks[2] = { CONTROL_ANSWER_INIT, CONTROL_ANSWER_INIT };
-    struct sigaction action = { .sa_handler = on_interrupt };
-    unsigned seconds = INTERVAL_S, turn = 0;
+    struct looks looks = { .answer = { CONTROL_ANSWER_INIT, CONTROL_ANSWER_INIT } };
+    unsigned seconds = INTERVAL_S;
 
     if (line->interval && mokctl_whole_number("interval", line->interval, MAX_INTERVAL_S, &seconds) < 0)
         return EXIT_USAGE;
-    sigaction(SIGINT, &action, NULL);
-    int r = ask(line->control, &looks[turn]);
-    while (r == 0 && !interrupted) {
-        struct timespec pause = { .tv_sec = (time_t)seconds };
-        if (nanosleep(&pause, NULL) < 0)
-            break;
-        turn ^= 1;
-        control_answer_clear(&looks[turn]);
-        r = ask(line->control, &looks[turn]);
-        if (r == 0)
-            r = show(line, looks[turn].reply->stats, looks[turn ^ 1].reply->stats);
-        if (line->once || (r == 0 && fflush(stdout) != 0))
-            break;
-    }
-    control_answer_clear(&looks[0]);
-    control_answer_clear(&looks[1]);
+    int r = ask(line->control, &looks.answer[0]);
+    if (r == 0)
+        r = isatty(STDOUT_FILENO) && !line->once && !line->json ? show_live(line, &looks, seconds)
+                                                                : show_lines(line, &looks, seconds);
+    control_answer_clear(&looks.answer[0]);
+    control_answer_clear(&looks.answer[1]);
     return r;
 }

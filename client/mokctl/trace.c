@@ -40,8 +40,8 @@ struct output {
 static const char *work_text(uint32_t work)
 {
     /* by enum mok_engine_work */
-    static const char *const names[] = { "other",    "schedule", "dispatch", "gate, up", "down",  "combine",
-                                         "d hidden", "d input",  "wgrad",    "shared",   "reduce" };
+    static const char *const names[] = { "other",    "schedule", "dispatch", "gate, up", "down",   "combine",
+                                         "d hidden", "d input",  "wgrad",    "shared",   "reduce", "prepare" };
     return work < ARRAY_SIZE(names) ? names[work] : "other";
 }
 

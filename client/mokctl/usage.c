@@ -49,8 +49,9 @@ static bool parse_date(const char *text, uint64_t *ret)
         const char *end = strptime(text, formats[i], &parts);
         if (!end || *end)
             continue;
+        int day = parts.tm_mday;
         time_t when = mktime(&parts);
-        if (when < 0)
+        if (when < 0 || parts.tm_mday != day) /* 30 February is no 2 March */
             return false;
         *ret = (uint64_t)when;
         return true;

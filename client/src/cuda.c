@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "image.h"
 #include "mok/mok.h"
 
 /* ------------------------------------------------------------------ the driver's interface */
@@ -52,6 +53,7 @@ _Static_assert(sizeof(union memory_operation) == 48, "CUstreamBatchMemOpParams")
 enum {
     NOT_INITIALIZED = 3,
     OUT_OF_MEMORY = 2,
+    NO_BINARY = 209,
     DEVICE_MEMORY = 1,      /* CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ALLOCATION_TYPE_PINNED,
                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, granularity: recommended is 1, minimum 0 */
     READ_WRITE = 3,         /* CU_MEM_ACCESS_FLAGS_PROT_READWRITE */
@@ -87,13 +89,22 @@ enum {
     X(capturing, "cuStreamIsCapturing", (void *, int *))                                                               \
     X(batch, "cuStreamBatchMemOp_v2", (void *, unsigned, union memory_operation *, unsigned))                          \
     X(error_text, "cuGetErrorString", (result, const char **))
+/* Of newer drivers, and not needed for layers. */
+#define MORE_CALLS(X)                                                                                                  \
+    X(load_library, "cuLibraryLoadData",                                                                               \
+      (void **, const void *, int *, void **, unsigned, int *, void **, unsigned))                                     \
+    X(get_kernel, "cuLibraryGetKernel", (void **, void *, const char *))                                               \
+    X(launch, "cuLaunchKernel",                                                                                        \
+      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **))
 /* clang-format on */
 
 static struct {
 #define CALL(name, symbol, arguments) result(*name) arguments;
     CALLS(CALL)
+    MORE_CALLS(CALL)
 #undef CALL
     char missing[256]; /* why it cannot be used; "": it can */
+    const char *missing_more;
 } cu;
 
 struct cuda_device {
@@ -115,6 +126,12 @@ static void load(void)
     if (!cu.name && !cu.missing[0])                                                                                    \
         snprintf(cu.missing, sizeof(cu.missing), "libcuda.so.1 has no %s: the driver is too old", symbol);
     CALLS(CALL)
+#undef CALL
+#define CALL(name, symbol, arguments)                                                                                  \
+    *(void **)(void *)&cu.name = dlsym(library, symbol);                                                               \
+    if (!cu.name && !cu.missing_more)                                                                                  \
+        cu.missing_more = symbol;
+    MORE_CALLS(CALL)
 #undef CALL
 }
 
@@ -344,6 +361,19 @@ void cuda_unregister(struct cuda_device *device, void *memory)
 
 /* ------------------------------------------------------------------ streams */
 
+int cuda_check_stream(struct cuda_device *device, void *stream)
+{
+    int capturing = 0;
+
+    int r = enter(device);
+    if (r < 0)
+        return r;
+    if (cu.capturing(stream, &capturing) == 0 && capturing)
+        r = client_fail(MOK_ESTATE, "stream: is being captured; an operation's numbers cannot be replayed");
+    leave();
+    return r;
+}
+
 static int hand_over(void *stream, const struct cuda_words *words, uint32_t number)
 {
     union memory_operation operation[] = {
@@ -352,10 +382,7 @@ static int hand_over(void *stream, const struct cuda_words *words, uint32_t numb
         { { .operation = OPERATION_WAIT, .at = words->done, .value = number } },
         { { .operation = OPERATION_WRITE, .at = words->passed, .value = number } },
     };
-    int capturing = 0;
 
-    if (cu.capturing(stream, &capturing) == 0 && capturing)
-        return client_fail(MOK_ESTATE, "stream: is being captured; an operation's numbers cannot be replayed");
     result r = cu.batch(stream, sizeof(operation) / sizeof(operation[0]), operation, 0);
     return r == 0 ? 0 : fail(r, "stream: handing an operation over");
 }
@@ -368,4 +395,56 @@ int cuda_hand_over(struct cuda_device *device, void *stream, const struct cuda_w
     r = hand_over(stream, words, number);
     leave();
     return r;
+}
+
+/* ------------------------------------------------------------------ kernels of our own */
+
+/* Of the process, never unloaded; each context gets it when it first runs a kernel of it. */
+static struct {
+    pthread_mutex_t lock;
+    void *library;
+} ours = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
+static int fail_kernel(result r, const char *name, const char *what)
+{
+    if (r == NO_BINARY)
+        return client_fail(MOK_ENOTSUP, "%s: this library has no machine code of it for this GPU", name);
+    return fail(r, what);
+}
+
+static int find_kernel(const char *name, void **ret)
+{
+    result r = 0;
+
+    pthread_mutex_lock(&ours.lock);
+    if (!ours.library)
+        r = cu.load_library(&ours.library, client_image.data, NULL, NULL, 0, NULL, NULL, 0);
+    pthread_mutex_unlock(&ours.lock);
+    if (r != 0)
+        return fail_kernel(r, name, "loading this library's kernels");
+    r = cu.get_kernel(ret, ours.library, name);
+    return r == 0 ? 0 : fail_kernel(r, name, "finding one of this library's kernels");
+}
+
+int cuda_launch(const struct cuda_launch *l, void *stream)
+{
+    void *kernel = NULL, *parameters[] = { (void *)(uintptr_t)l->argument };
+    context current = NULL;
+
+    if (!client_image.data)
+        return client_fail(MOK_ENOTSUP, "%s: this library was built without nvcc, so it has no kernels", l->kernel);
+    int r = loaded();
+    if (r < 0)
+        return r;
+    if (cu.missing_more)
+        return client_fail(MOK_ENOTSUP, "%s: libcuda.so.1 has no %s: the driver is too old", l->kernel,
+                           cu.missing_more);
+    if (!stream && (cu.current(&current) != 0 || !current))
+        return client_fail(MOK_ESTATE, "stream is NULL, and this thread has no current CUDA context");
+    r = find_kernel(l->kernel, &kernel);
+    if (r < 0)
+        return r;
+    result error = cu.launch(kernel, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes, stream,
+                             parameters, NULL);
+    return error == 0 ? 0 : fail_kernel(error, l->kernel, "stream: queueing a kernel");
 }

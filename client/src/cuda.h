@@ -37,10 +37,25 @@ struct cuda_words {
     uint64_t start, doorbell, done, passed;
 };
 
+/* Whether operations can be handed over on the stream; -MOK_ESTATE: it is being captured. */
+int cuda_check_stream(struct cuda_device *device, void *stream);
 /*
  * Makes the stream write `number` to start and doorbell, wait until done has reached it, and write it to passed. Waits
- * only where the stream can take no more. -MOK_ESTATE: the stream is being captured; -MOK_EDEVICE.
+ * only where the stream can take no more.
  */
 int cuda_hand_over(struct cuda_device *device, void *stream, const struct cuda_words *words, uint32_t number);
+
+/* What a kernel of ours is launched with; its argument is one struct. */
+struct cuda_launch {
+    const char *kernel;
+    uint32_t grid[3], threads, shared_bytes;
+    const void *argument;
+};
+
+/*
+ * Queues a kernel of the image (image.h) on a stream, NULL: the default one of the current context. -MOK_ENOTSUP: no
+ * libcuda here, or too old, or the image has nothing for this GPU; -MOK_ESTATE: no context is current; -MOK_EDEVICE.
+ */
+int cuda_launch(const struct cuda_launch *launch, void *stream);
 
 #endif

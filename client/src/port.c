@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -20,6 +21,10 @@
 
 /* How long a queue that is given back may take before one looks again. */
 #define RETURN_US 5000u
+
+/* How long an operation whose stream has failed is tried to be cancelled. */
+#define CALL_BACK_TRIES 200
+#define CALL_BACK_NAP_NS 1000000
 
 /* Control page, submissions, doorbell. */
 #define QUEUE_FDS 3
@@ -415,21 +420,32 @@ struct handed {
 };
 
 /* Under the lock. */
-static int submit(struct port *port, const struct handed *handed, mok_ticket *ret_ticket)
+static int reserve(struct port *port, struct mok_sqe **ret_sqe)
+{
+    int r = mok_queue_client_reserve(&port->lane->client, ret_sqe);
+
+    if (r == -MOK_EAGAIN)
+        return client_fail(r, "the queue's %" PRIu32 " entries are full and the worker has not taken one yet",
+                           port->entries);
+    if (r < 0)
+        return client_fail(r, "the queue to device %" PRIu32 " is closed: %s", port->device, mok_strerror(r));
+    return 0;
+}
+
+/* Under the lock. Takes a slot of the page, if there is one. */
+static int submit(struct port *port, struct handed *handed, mok_ticket *ret_ticket)
 {
     const struct submission *s = handed->submission;
     struct mok_sqe *sqe;
 
     reap(port);
     int r = submit_check(port, s);
+    if (r == 0)
+        r = reserve(port, &sqe);
+    if (r == 0 && handed->page)
+        r = stream_take(handed->page, &handed->slot);
     if (r < 0)
         return r;
-    r = mok_queue_client_reserve(&port->lane->client, &sqe);
-    if (r == -MOK_EAGAIN)
-        return client_fail(r, "the queue's %" PRIu32 " entries are full and the worker has not taken one yet",
-                           port->entries);
-    if (r < 0)
-        return client_fail(r, "the queue to device %" PRIu32 " is closed: %s", port->device, mok_strerror(r));
 
     struct ticket_slot *slot = ticket_take(&port->tickets);
     slot->opcode = s->sqe.opcode;
@@ -462,7 +478,7 @@ static int submit(struct port *port, const struct handed *handed, mok_ticket *re
 
 int port_submit(struct port *port, const struct submission *submission, mok_ticket *ret_ticket)
 {
-    const struct handed plain = { .submission = submission };
+    struct handed plain = { .submission = submission };
 
     pthread_mutex_lock(&port->lock);
     int r = submit(port, &plain, ret_ticket);
@@ -573,31 +589,48 @@ static int page_get(struct port *port, struct stream_page **ret)
     return 0;
 }
 
-static int submit_handed(struct port *port, const struct handed *handed, void *stream, mok_ticket *ret_ticket)
+/* An operation that its stream will never come to: the driver has refused. Nobody asks what became of it. */
+static void call_back(struct port *port, mok_ticket ticket)
+{
+    const struct timespec nap = { .tv_nsec = CALL_BACK_NAP_NS };
+    const struct submission cancel = { .sqe = { .opcode = MOK_OP_CANCEL, .cancel_target = ticket } };
+    mok_ticket own;
+    int r = -MOK_EAGAIN;
+
+    for (int i = 0; i < CALL_BACK_TRIES && (r = port_submit(port, &cancel, &own)) == -MOK_EAGAIN; i++)
+        nanosleep(&nap, NULL);
+    port_disown(port, ticket);
+    if (r == 0)
+        port_disown(port, own);
+}
+
+static int submit_handed(struct port *port, struct handed *handed, void *stream, mok_ticket *ret_ticket)
 {
     struct submission own = *handed->submission;
-    struct handed same = { .submission = &own, .page = handed->page };
+    mok_ticket ticket;
 
     own.queue = own.queue ? own.queue : handed->page->queue;
+    handed->submission = &own;
+    int r = stream_check(handed->page, stream);
+    if (r < 0)
+        return r;
     pthread_mutex_lock(&port->lock);
-    reap(port);
-    int r = submit_check(port, &own);
-    if (r == 0)
-        r = stream_take(same.page, &same.slot);
+    r = submit(port, handed, &ticket);
     pthread_mutex_unlock(&port->lock);
     if (r < 0)
         return r;
-    /* Without the lock: the stream may be full until an operation is over, and the watcher may have to end that. */
-    r = stream_hand_over(same.page, same.slot, stream);
-    if (r < 0)
-        stream_forget(same.page, same.slot);
-    pthread_mutex_lock(&port->lock);
-    if (r == 0)
-        r = submit(port, &same, ret_ticket);
-    if (r < 0)
-        stream_end(same.page, same.slot);
-    pthread_mutex_unlock(&port->lock);
-    return r;
+    /* The worker readies it meanwhile. Without the lock: the stream may be full until an operation is over, and the
+     * watcher may have to end that. */
+    r = stream_hand_over(handed->page, handed->slot, stream);
+    if (r < 0) {
+        char why[640];
+        snprintf(why, sizeof(why), "%s", client_last_error());
+        stream_forget(handed->page, handed->slot);
+        call_back(port, ticket);
+        return client_fail_text(r, why);
+    }
+    *ret_ticket = ticket;
+    return 0;
 }
 
 int port_submit_on_stream(struct port *port, const struct submission *submission, void *stream, mok_ticket *ret_ticket)

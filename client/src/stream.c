@@ -94,6 +94,11 @@ int stream_take(struct stream_page *page, uint32_t *ret_slot)
                        page->count);
 }
 
+int stream_check(struct stream_page *page, void *stream)
+{
+    return cuda_check_stream(page->device, stream);
+}
+
 int stream_hand_over(struct stream_page *page, uint32_t slot, void *stream)
 {
     uint64_t at = page->device_address + slot * sizeof(struct mok_stream_slot);

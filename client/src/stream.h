@@ -33,6 +33,8 @@ void stream_page_close(struct stream_page *page);
 
 /* A slot that no stream looks at, with its next number; -MOK_EAGAIN with a sentence. */
 int stream_take(struct stream_page *page, uint32_t *ret_slot);
+/* Whether an operation can be handed over on the stream. */
+int stream_check(struct stream_page *page, void *stream);
 /* Queues the hand-over on the stream. */
 int stream_hand_over(struct stream_page *page, uint32_t slot, void *stream);
 /* Nothing was queued: no stream will ever pass at this number. */

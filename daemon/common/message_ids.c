@@ -24,6 +24,7 @@ const struct mok_message_id mok_message_ids[] = {
     { "group", "broken", "b307e8fb0a7246f88cc93339fcf8f913" },
     { "queue", "ended with its worker", "ccd54757bc4e4d298371800a04a0a8db" },
     { "listener", "connections are turned away", "44ad02d08f254291b21bd75f64a36b9c" },
+    { "user", "causes too many lines: more about him are kept back", "7c92a449d21e4782866b7a2f73ed23e3" },
     { "rack", "a node has changed its state", "99913c2a8d6640668836ada247932f3e" },
     { "service", "the watchdog is not fed", "a34091366a734e3cb20922665d999482" },
     { "config", "reloaded", "39800ca97f0e44279d8f646dd8452b2c" },

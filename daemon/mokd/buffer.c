@@ -170,16 +170,18 @@ static void send_foreign_map(const struct mokd_group *group, const struct mokd_j
 {
     Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
     Mok__WorkerBufferMap body = MOK__WORKER_BUFFER_MAP__INIT;
-    int fd = mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->id, rank);
+    struct mokd_handle copy = mokd_span_handle_of(group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->id, rank);
 
     body.session = at->session->id;
     body.group = group->id;
     body.rank = rank;
     body.buffer = job->id;
     body.bytes = bytes;
+    if (copy.fd < 0 && copy.fabric)
+        body.fabric = (ProtobufCBinaryData){ .len = MOKD_FABRIC_BYTES, .data = (uint8_t *)copy.fabric };
     request.body_case = MOK__WORKER_REQUEST__BODY_BUFFER_MAP;
     request.buffer_map = &body;
-    mokd_gather_send(gather, at->device, &request, &fd, 1, MOKD_WORKER_MAP_TIMEOUT_MS, at->rank);
+    mokd_gather_send(gather, at->device, &request, &copy.fd, copy.fd >= 0, MOKD_WORKER_MAP_TIMEOUT_MS, at->rank);
 }
 
 static void send_foreign_unmap(const struct mokd_group *group, uint32_t buffer, uint32_t rank,
@@ -404,15 +406,16 @@ static void symmetric_exchanged(void *cookie, const struct mokd_error *error)
 static void symmetric_filled(void *cookie, const struct mokd_error *error)
 {
     struct symmetric *job = cookie;
-    int fds[MOK_MAX_EP];
+    struct mokd_handle own[MOK_MAX_EP];
 
     if (error->code < 0) {
         mokd_span_prepared(job->group, job->job.index, error, 0, symmetric_unmade, job);
         return;
     }
     for (uint32_t r = 0; r < job->size; r++)
-        fds[r] = job->rank[r].buffer ? job->rank[r].buffer->storage->fd : -1;
-    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->job.id, fds, job->bytes, symmetric_exchanged,
+        if (job->rank[r].buffer)
+            own[r] = mokd_storage_handle(job->rank[r].buffer->storage);
+    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->job.id, own, job->bytes, symmetric_exchanged,
                        job);
 }
 
@@ -436,6 +439,7 @@ static int symmetric_begin(struct symmetric *job, struct mokd_error *error)
             continue;
         if (symmetric_charge(job, r, &why) < 0)
             return mokd_error_set(error, why.code, "rank %u: %.400s", r, why.text);
+        job->rank[r].buffer->storage->fabric = mokd_span_is_across(job->group);
         list[count++] = job->rank[r].buffer->storage;
     }
     int r = mokd_storage_fill(list, count, symmetric_filled, job);

@@ -70,6 +70,9 @@ void config_complain(struct parser *parser, const char *format, ...)
         snprintf(sentence, sizeof(sentence), "%s:%u: %s", parser->path, parser->line, what);
     else
         snprintf(sentence, sizeof(sentence), "%s: %s", parser->path, what);
+    for (char *c = sentence; *c; c++) /* what is in the file tells nobody's terminal what to do */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            *c = '?';
     parser->errors++;
     parser->report(parser->cookie, sentence);
 }

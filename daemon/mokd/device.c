@@ -16,6 +16,8 @@
 #include "timer.h"
 
 #define TICK_MS 1000u
+/* What takes longer to start than this is told why. */
+#define SLOW_START_NS UINT64_C(1500000000)
 /* A gap between two ticks longer than this means that mokd, or the whole machine, did not run. */
 #define STALL_NS UINT64_C(3000000000)
 #define STOP_TIMEOUT_MS 3000u
@@ -128,8 +130,7 @@ static bool waits_for_mps(struct mokd_device *device)
 {
     const char *reason;
 
-    if (device->config->kind != MOK_DEVICE_CUDA ||
-        mokd_mps_is_up(device->server->mps, device->config->cuda, &reason))
+    if (device->config->kind != MOK_DEVICE_CUDA || mokd_mps_is_up(device->server->mps, device->config->cuda, &reason))
         return false;
     device->state = MOKD_DEVICE_RESTING;
     snprintf(device->reason, sizeof(device->reason), "%s", reason);
@@ -174,8 +175,10 @@ void mokd_device_wake(struct mokd_device *device, const char *reason)
     bool rests = !device->worker && device->state == MOKD_DEVICE_RESTING && !device->respawn;
 
     (void)reason;
-    if (rests && !device->server->workers_stopping)
-        spawn(device);
+    if (!rests || device->server->workers_stopping)
+        return;
+    device->reason[0] = '\0'; /* what it waited for is there */
+    spawn(device);
 }
 
 void mokd_device_end_worker(struct mokd_device *device, const char *reason)
@@ -191,8 +194,8 @@ void mokd_device_end_worker(struct mokd_device *device, const char *reason)
 static void give_up(struct mokd_device *device)
 {
     device->state = MOKD_DEVICE_FAILED;
-    mok_log(MOK_LOG_ERROR, "device", "failed", "device=%s starts=%u error=\"%s\"", name_of(device),
-            device->short_lives, device->reason);
+    mok_log(MOK_LOG_ERROR, "device", "failed", "device=%s starts=%u error=\"%s\"", name_of(device), device->short_lives,
+            device->reason);
 }
 
 void mokd_device_fail(struct mokd_device *device, const char *reason)
@@ -293,6 +296,21 @@ static void feel_pulse(struct mokd_device *device, uint64_t now)
     (void)n;
 }
 
+/* Drivers wait for a fabric that never comes up without a word, for as long as start_timeout allows. */
+static void name_slow_start(struct mokd_device *device, uint64_t now)
+{
+    const char *why =
+        device->config->kind == MOK_DEVICE_CUDA
+            ? ": CUDA is slow, or the fabric of the GPUs is not up (systemctl status nvidia-fabricmanager)"
+            : "";
+
+    if (device->reason[0] || now - device->spawned_ns < SLOW_START_NS)
+        return;
+    snprintf(device->reason, sizeof(device->reason), "its worker has not answered in %.1f s%s",
+             (double)(now - device->spawned_ns) / 1e9, why);
+    mok_log(MOK_LOG_WARNING, "device", "slow to start", "device=%s reason=\"%s\"", name_of(device), device->reason);
+}
+
 /* Whatever request is under way says as well as a ping that the control thread lives. */
 static void tick(uv_timer_t *timer)
 {
@@ -306,6 +324,8 @@ static void tick(uv_timer_t *timer)
     if (!device->worker)
         return;
     mokd_worker_check(device->worker);
+    if (device->state == MOKD_DEVICE_STARTING)
+        name_slow_start(device, now);
     if (device->state == MOKD_DEVICE_UP && !mokd_worker_has_requests(device->worker))
         mokd_device_refresh(device);
 }
@@ -514,6 +534,8 @@ void mokd_device_info(const struct mokd_device *device, Mok__DeviceInfo *ret)
     ret->groups = device->n_ranks;
     ret->fabric = device->fabric;
     ret->no_fabric = (char *)device->no_fabric;
+    ret->mps_pipe = (char *)mokd_worker_mps_pipe(device->server->config, device->config);
+    ret->mps_own = ret->mps_pipe[0] && device->server->config->mps == MOKD_MPS_OWN;
     if (device->config->kind == MOK_DEVICE_CUDA && device->was_up) {
         ret->uuid.data = (uint8_t *)device->uuid;
         ret->uuid.len = sizeof(device->uuid);

@@ -13,6 +13,7 @@
 #include "rack_groups.h"
 #include "span.h"
 #include "state.h"
+#include "talk.h"
 #include "timer.h"
 
 bool mokd_group_has_rank_on(const struct mokd_group *group, const struct mokd_device *device)
@@ -78,8 +79,8 @@ void mokd_group_collect(struct mokd_group *group)
     free(group);
 }
 
-struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session, struct mokd_device *device,
-                                      uint32_t rank)
+struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session,
+                                      struct mokd_device *device, uint32_t rank)
 {
     struct mokd_member *member = calloc(1, sizeof(*member));
 
@@ -185,8 +186,8 @@ static void log_failure(const struct mokd_group *group, const char *text)
 {
     char clean[MOKD_TEXT_MAX];
 
-    mok_log(MOK_LOG_INFO, "group", "failed", "group=%u name=%s uid=%u rank=%u error=\"%s\"", group->id, group->name,
-            group->uid, group->fault_rank, mok_log_text(clean, sizeof(clean), text));
+    mokd_log_of(group->uid, MOK_LOG_INFO, "group", "failed", "group=%u name=%s uid=%u rank=%u error=\"%s\"", group->id,
+                group->name, group->uid, group->fault_rank, mok_log_text(clean, sizeof(clean), text));
 }
 
 /*
@@ -266,8 +267,8 @@ void mokd_group_broken(struct mokd_device *device, uint32_t id, int code, uint32
             break;
     if (!group)
         return;
-    mok_log(MOK_LOG_WARNING, "group", "broken", "group=%u device=%s rank=%u code=%s error=\"%s\"", id,
-            device->config->name, rank, mok_error_symbol(code), text);
+    mokd_log_of(group->uid, MOK_LOG_WARNING, "group", "broken", "group=%u device=%s rank=%u code=%s error=\"%s\"", id,
+                device->config->name, rank, mok_error_symbol(code), text);
     snprintf(sentence, sizeof(sentence), "rank %u: %.400s", rank, text);
     mokd_group_fail(group, rank < group->size ? rank : 0, sentence);
 }
@@ -362,8 +363,8 @@ void mokd_group_leave(struct mokd_session *session, uint64_t id, const Mok__Grou
         return;
     }
     snprintf(text, sizeof(text), "rank %u left", member->rank);
-    mok_log(MOK_LOG_INFO, "group", "rank left", "group=%u name=%s rank=%u session=%" PRIu64, member->group->id,
-            member->group->name, member->rank, session->id);
+    mokd_log_of(member->group->uid, MOK_LOG_INFO, "group", "rank left", "group=%u name=%s rank=%u session=%" PRIu64,
+                member->group->id, member->group->name, member->rank, session->id);
     member->leave = mokd_call_begin(session, id);
     leave(member, text);
 }
@@ -440,8 +441,9 @@ static void opening_over(void *cookie, const struct mokd_error *error)
     if (group->state == MOKD_GROUP_OPENING) {
         group->state = MOKD_GROUP_READY;
         mokd_state_touch(group->server);
-        mok_log(MOK_LOG_INFO, "group", "ready", "group=%u name=%s uid=%u size=%u here=%u", group->id, group->name,
-                group->uid, group->size, group->joined);
+        mokd_log_of(group->uid, MOK_LOG_INFO, "group", "ready", "group=%u name=%s uid=%u size=%u here=%u hosts=%s",
+                    group->id, group->name, group->uid, group->size, group->joined,
+                    mokd_span_is_across(group) ? "several" : "one");
     }
     for (uint32_t rank = 0; rank < group->size; rank++) {
         struct mokd_member *member = group->member[rank];
@@ -488,11 +490,12 @@ static void opened(struct mokd_gather *gather)
 
 void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather)
 {
+    bool across = mokd_span_is_across(group);
     int bells[MOK_MAX_EP];
 
     for (uint32_t rank = 0; rank < group->size; rank++)
         bells[rank] = group->member[rank] ? group->member[rank]->device->bell
-                                          : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, rank);
+                                          : mokd_span_handle_of(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, rank).fd;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
         Mok__WorkerGroupOpen body = MOK__WORKER_GROUP_OPEN__INIT;
@@ -505,9 +508,11 @@ void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather)
         body.size = group->size;
         body.rank = rank;
         body.name = group->name;
+        body.across = across;
         request.body_case = MOK__WORKER_REQUEST__BODY_GROUP_OPEN;
         request.group_open = &body;
-        mokd_gather_send(gather, member->device, &request, bells, group->size, MOKD_WORKER_TIMEOUT_MS, rank);
+        mokd_gather_send(gather, member->device, &request, bells, across ? 0 : group->size, MOKD_WORKER_TIMEOUT_MS,
+                         rank);
     }
 }
 
@@ -528,14 +533,14 @@ static void bells_came(void *cookie, const struct mokd_error *error)
 static void reached(void *cookie, const struct mokd_error *error)
 {
     struct mokd_group *group = cookie;
-    int bells[MOK_MAX_EP];
+    struct mokd_handle bells[MOK_MAX_EP];
 
     if (error->code < 0) {
         part_opened(group, error);
         return;
     }
     for (uint32_t rank = 0; rank < group->size; rank++)
-        bells[rank] = group->member[rank] ? group->member[rank]->device->bell : -1;
+        bells[rank] = (struct mokd_handle){ .fd = group->member[rank] ? group->member[rank]->device->bell : -1 };
     mokd_span_exchange(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, bells, sizeof(uint64_t), bells_came, group);
 }
 

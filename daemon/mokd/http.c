@@ -13,11 +13,13 @@
 #include "metrics.h"
 #include "status_page.h"
 
-#define MAX_CONNECTIONS 32u
+#define MAX_CONNECTIONS 64u
 #define IDLE_S 10u
-/* However slowly the other end takes what it asked for. */
+/* However slowly the other end takes what it asked for; and while all places are taken, when others wait. */
 #define WHOLE_NS 30000000000ull
+#define CROWDED_NS 300000000ull
 #define LOOK_MS 1000u
+#define CROWDED_LOOK_MS 100u
 /* Of a connection's request; answers are beside it. */
 #define REQUEST_BYTES 16384u
 
@@ -64,13 +66,21 @@ static void on_connection(void *cookie, struct MHD_Connection *connection, void 
     }
 }
 
+static bool is_crowded(const struct mokd_http *http)
+{
+    for (size_t i = 0; i < MAX_CONNECTIONS; i++)
+        if (http->connection[i].fd < 0)
+            return false;
+    return true;
+}
+
 /* libmicrohttpd notices, and closes them. */
 static void end_old_connections(struct mokd_http *http)
 {
-    uint64_t now = mok_now_ns();
+    uint64_t now = mok_now_ns(), patience = is_crowded(http) ? CROWDED_NS : WHOLE_NS;
 
     for (size_t i = 0; i < MAX_CONNECTIONS; i++)
-        if (http->connection[i].fd >= 0 && now - http->connection[i].since_ns > WHOLE_NS)
+        if (http->connection[i].fd >= 0 && now - http->connection[i].since_ns > patience)
             shutdown(http->connection[i].fd, SHUT_RDWR);
 }
 
@@ -210,13 +220,15 @@ static void on_timer(uv_timer_t *timer);
 static void run(struct mokd_http *http)
 {
     MHD_UNSIGNED_LONG_LONG ms = 0;
+    uint64_t look;
 
     do { /* a connection that goes makes room for one that waits, of which nothing else tells */
         http->closed = false;
         MHD_run(http->daemon);
     } while (http->closed);
+    look = is_crowded(http) ? CROWDED_LOOK_MS : LOOK_MS;
     if (MHD_get_timeout(http->daemon, &ms) == MHD_YES)
-        uv_timer_start(&http->timer, on_timer, ms < LOOK_MS ? ms : LOOK_MS, 0);
+        uv_timer_start(&http->timer, on_timer, ms < look ? ms : look, 0);
     else
         uv_timer_stop(&http->timer);
 }

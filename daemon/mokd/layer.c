@@ -8,7 +8,7 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "collective.h"
-#include "kernels/dispatch.h"
+#include "kernels/board.h"
 #include "memory.h"
 #include "names.h"
 #include "rack_groups.h"
@@ -123,6 +123,7 @@ static void layer_free(struct mokd_layer *layer)
         part_uncount(&layer->part[rank]);
     }
     mok_close(layer->flags_fd);
+    mokd_storage_release(layer->board);
     TAILQ_REMOVE(&layer->group->layers, layer, link);
     free(layer);
 }
@@ -315,6 +316,57 @@ static void opened(struct mokd_gather *gather)
     mokd_span_prepared(job->group, job->job.index, &error, gather->first_tag, making_verdict, job);
 }
 
+/* The page or board of the ranks' flags, which is rank 0's node's. */
+static struct mokd_handle handle_of_flags(const struct mokd_layer *layer)
+{
+    if (layer->board)
+        return mokd_storage_handle(layer->board);
+    if (layer->flags_fd >= 0)
+        return (struct mokd_handle){ .fd = layer->flags_fd };
+    return mokd_span_handle_of(layer->group, MOK__HANDLE_KIND__HANDLE_FLAGS, layer->id, 0);
+}
+
+/* What has no descriptor here goes by its fabric handle. */
+struct opening {
+    Mok__WorkerLayerOpen body;
+    Mok__WorkerFabric fabric[MOK_MAX_EP], *pointer[MOK_MAX_EP];
+    int fds[MOK_MAX_EP + 2];
+    size_t n_fds;
+};
+
+static ProtobufCBinaryData fabric_bytes(const struct mokd_handle *handle)
+{
+    return (ProtobufCBinaryData){ .len = handle->fabric ? MOKD_FABRIC_BYTES : 0, .data = (uint8_t *)handle->fabric };
+}
+
+static void open_memory(const struct mokd_layer *layer, uint32_t rank, struct opening *ret)
+{
+    const struct mokd_group *group = layer->group;
+    struct mokd_handle flags = handle_of_flags(layer);
+
+    ret->body.board = mokd_span_is_across(group);
+    if (flags.fd >= 0)
+        ret->fds[ret->n_fds++] = flags.fd;
+    else
+        ret->body.board_fabric = fabric_bytes(&flags);
+    for (uint32_t r = 0; r < group->size; r++) {
+        struct mokd_handle workspace =
+            layer->part[r].symmetric ? mokd_storage_handle(layer->part[r].symmetric)
+                                     : mokd_span_handle_of(group, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, r);
+        Mok__WorkerFabric *entry = &ret->fabric[ret->body.n_fabric];
+        if (workspace.fd >= 0) {
+            ret->fds[ret->n_fds++] = workspace.fd;
+            continue;
+        }
+        *entry = (Mok__WorkerFabric)MOK__WORKER_FABRIC__INIT;
+        entry->rank = r;
+        entry->handle = fabric_bytes(&workspace);
+        ret->pointer[ret->body.n_fabric++] = entry;
+    }
+    ret->body.fabric = ret->pointer;
+    ret->fds[ret->n_fds++] = layer->part[rank].private_memory->fd;
+}
+
 void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct mokd_gather *gather)
 {
     const struct mokd_group *group = layer->group;
@@ -322,27 +374,22 @@ void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct 
     const struct mokd_queue *queue = mokd_queue_of(member->session, member->device);
     const struct mokd_layer_part *part = &layer->part[rank];
     Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
-    Mok__WorkerLayerOpen body = MOK__WORKER_LAYER_OPEN__INIT;
+    struct opening opening = { .body = MOK__WORKER_LAYER_OPEN__INIT };
     Mok__LayerSpec spec;
     Mok__LayerMemory memory;
-    int fds[MOK_MAX_EP + 2];
 
-    fds[0] = layer->flags_fd >= 0 ? layer->flags_fd : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_FLAGS, layer->id, 0);
-    for (uint32_t r = 0; r < group->size; r++)
-        fds[1 + r] = layer->part[r].symmetric ? layer->part[r].symmetric->fd
-                                              : mokd_span_fd(group, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, r);
-    fds[1 + group->size] = part->private_memory->fd;
+    open_memory(layer, rank, &opening);
     mokd_layer_spec_message(&part->plan.spec, &spec);
     mokd_layer_memory_message(&part->plan, &memory);
-    body.group = group->id;
-    body.layer = layer->id;
-    body.queue = queue ? queue->id : 0; /* 0: it ended meanwhile; the worker refuses */
-    body.session = member->session->id;
-    body.spec = &spec;
-    body.memory = &memory;
+    opening.body.group = group->id;
+    opening.body.layer = layer->id;
+    opening.body.queue = queue ? queue->id : 0; /* 0: it ended meanwhile; the worker refuses */
+    opening.body.session = member->session->id;
+    opening.body.spec = &spec;
+    opening.body.memory = &memory;
     request.body_case = MOK__WORKER_REQUEST__BODY_LAYER_OPEN;
-    request.layer_open = &body;
-    mokd_gather_send(gather, member->device, &request, fds, group->size + 2, MOKD_WORKER_MAP_TIMEOUT_MS, rank);
+    request.layer_open = &opening.body;
+    mokd_gather_send(gather, member->device, &request, opening.fds, opening.n_fds, MOKD_WORKER_MAP_TIMEOUT_MS, rank);
 }
 
 /* The memory of all ranks is here. From now on the parts count as open, whatever comes of it. */
@@ -372,31 +419,36 @@ static void flags_came(void *cookie, const struct mokd_error *error)
 {
     struct making *job = cookie;
     const struct mokd_layer *layer = job->layer;
+    struct mokd_handle own[MOK_MAX_EP];
     uint64_t bytes = 0;
-    int fds[MOK_MAX_EP];
 
     if (error->code < 0) {
         mokd_span_prepared(job->group, job->job.index, error, 0, making_failed, job);
         return;
     }
     for (uint32_t rank = 0; rank < job->group->size; rank++) {
-        fds[rank] = layer->part[rank].symmetric ? layer->part[rank].symmetric->fd : -1;
-        if (layer->part[rank].symmetric)
-            bytes = layer->part[rank].symmetric->bytes;
+        if (!layer->part[rank].symmetric)
+            continue;
+        own[rank] = mokd_storage_handle(layer->part[rank].symmetric);
+        bytes = layer->part[rank].symmetric->bytes;
     }
-    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, fds, bytes, workspaces_came, job);
+    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, own, bytes, workspaces_came, job);
 }
 
 /* The ranks' flags come from the node of rank 0. */
 static void filled(void *cookie, const struct mokd_error *error)
 {
     struct making *job = cookie;
+    const struct mokd_layer *layer = job->layer;
 
-    if (error->code < 0)
+    if (error->code < 0) {
         mokd_span_prepared(job->group, job->job.index, error, 0, making_failed, job);
-    else
-        mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_FLAGS, job->layer->id, &job->layer->flags_fd,
-                           (uint64_t)job->group->size * MOK_FLAGS_BYTES, flags_came, job);
+        return;
+    }
+    struct mokd_handle own = layer->board ? mokd_storage_handle(layer->board)
+                                          : (struct mokd_handle){ .fd = layer->flags_fd };
+    uint64_t bytes = layer->board ? layer->board->bytes : (uint64_t)job->group->size * MOK_FLAGS_BYTES;
+    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_FLAGS, layer->id, &own, bytes, flags_came, job);
 }
 
 static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mok_layer_spec *spec,
@@ -415,7 +467,27 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
         r = mokd_storage_charge(member->session, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
         r = mokd_storage_charge(member->session, member->device, part->plan.private_bytes, &part->private_memory, error);
+    if (r == 0)
+        part->symmetric->fabric = mokd_span_is_across(layer->group);
     return r;
+}
+
+/* Where the ranks' flags will lie, if that is here: charged like a workspace where it is device memory. */
+static int prepare_flags(struct mokd_layer *layer, struct mokd_error *error)
+{
+    const struct mokd_group *group = layer->group;
+    struct mokd_member *first = group->member[0];
+
+    if (!first)
+        return 0;
+    if (mokd_span_is_across(group)) {
+        int r = mokd_storage_charge(first->session, first->device, mok_board_bytes(group->size), &layer->board, error);
+        if (r == 0)
+            layer->board->fabric = true;
+        return r;
+    }
+    int r = mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd);
+    return r < 0 ? mokd_error_set(error, r, "the machine does not give memory for its flags: %s", mok_error_text(r)) : 0;
 }
 
 struct mokd_layer *mokd_layer_new(struct mokd_group *group, uint32_t id)
@@ -436,16 +508,16 @@ int mokd_layer_prepare(struct mokd_layer *layer, const struct mok_layer_spec *sp
 {
     const struct mokd_group *group = layer->group;
     struct mokd_error why = { 0 };
-    _cleanup_free_ struct mokd_storage **list = calloc(2 * (size_t)group->size, sizeof(*list));
+    _cleanup_free_ struct mokd_storage **list = calloc(2 * (size_t)group->size + 1, sizeof(*list));
     size_t count = 0;
 
     if (!list)
         return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
-    int r = group->member[0]
-                ? mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd)
-                : 0;
+    int r = prepare_flags(layer, &why);
     if (r < 0)
-        return mokd_error_set(error, r, "layer: the machine does not give memory for its flags: %s", mok_error_text(r));
+        return mokd_error_set(error, r, "layer: %.400s", why.text);
+    if (layer->board)
+        list[count++] = layer->board;
     for (uint32_t rank = 0; rank < group->size; rank++) {
         if (!group->member[rank])
             continue;

@@ -40,6 +40,7 @@ struct mokd_layer {
     uint32_t open_parts;
     bool ready;                    /* all workers have it, or will, once its group has been restored; clients may name it */
     int flags_fd;                  /* host memory by which the ranks take turns: MOK_FLAGS_BYTES each */
+    struct mokd_storage *board;    /* across hosts: device memory of rank 0 in its place; NULL: rank 0 is elsewhere */
     struct mokd_layer_part part[]; /* [group->size], by rank */
 };
 

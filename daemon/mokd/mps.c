@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #include "device.h"
-#include "sharing.h"
+#include "mps_control.h"
 #include "timer.h"
 
 #define PROGRAM "nvidia-cuda-mps-control"
@@ -258,7 +258,7 @@ static void start_control(struct gpu *gpu)
         go_down(gpu);
         return;
     }
-    if (mokd_sharing_answers(gpu->pipe) == 0) {
+    if (mok_mps_answers(gpu->pipe) == 0) {
         /* That of a mokd which was killed. */
         snprintf(gpu->reason, sizeof(gpu->reason), "another MPS control daemon is in %s still", gpu->pipe);
         if (!gpu->asking)
@@ -280,7 +280,7 @@ static void start_control(struct gpu *gpu)
 
 static void look_whether_up(struct gpu *gpu, uint64_t now)
 {
-    if (mokd_sharing_answers(gpu->pipe) != 0) {
+    if (mok_mps_answers(gpu->pipe) != 0) {
         if (now - gpu->started_ns > START_NS)
             kill_control(gpu, "did not answer in time");
         return;

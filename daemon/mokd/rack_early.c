@@ -3,7 +3,6 @@
 
 #include "rack/group_node.h"
 #include "rack_groups.h"
-#include "span.h"
 
 /* A node that hands in more, or whose group does not come, loses them. */
 #define MAX_EARLY 4096u
@@ -11,9 +10,9 @@
 
 struct mokd_early {
     TAILQ_ENTRY(mokd_early) link;
-    uint32_t node, group, kind, object, rank;
-    uint64_t bytes, since_ms;
-    int fd;
+    uint32_t node, group;
+    uint64_t since_ms;
+    struct mokd_foreign what;
 };
 
 void mokd_early_init(struct mokd_early_list *early)
@@ -22,23 +21,19 @@ void mokd_early_init(struct mokd_early_list *early)
     early->count = 0;
 }
 
-void mokd_early_keep(struct mokd_early_list *early, uint32_t node, const Mok__Handle *handle, int fd)
+void mokd_early_keep(struct mokd_early_list *early, uint32_t node, uint32_t group, const struct mokd_foreign *what)
 {
     struct mokd_early *one = early->count < MAX_EARLY ? calloc(1, sizeof(*one)) : NULL;
 
     if (!one) {
-        mok_close(fd);
+        mok_close(what->fd);
         return;
     }
     *one = (struct mokd_early){
         .node = node,
-        .group = handle->group,
-        .kind = handle->kind,
-        .object = handle->object,
-        .rank = handle->rank,
-        .bytes = handle->bytes,
+        .group = group,
         .since_ms = mokd_rack_now_ms(),
-        .fd = fd,
+        .what = *what,
     };
     TAILQ_INSERT_TAIL(&early->list, one, link);
     early->count++;
@@ -54,10 +49,10 @@ void mokd_early_adopt(struct mokd_early_list *early, struct mokd_group *group)
             continue;
         TAILQ_REMOVE(&early->list, one, link);
         early->count--;
-        if (one->rank < group->size && group->span->roster->rank[one->rank].node == one->node)
-            mokd_span_handle(group, one->kind, one->object, one->rank, one->bytes, one->fd);
+        if (one->what.rank < group->size && group->span->roster->rank[one->what.rank].node == one->node)
+            mokd_span_handle(group, &one->what);
         else
-            mok_close(one->fd);
+            mok_close(one->what.fd);
         free(one);
     }
 }
@@ -72,7 +67,7 @@ void mokd_early_forget(struct mokd_early_list *early, uint64_t before_ms, uint32
             continue;
         TAILQ_REMOVE(&early->list, one, link);
         early->count--;
-        mok_close(one->fd);
+        mok_close(one->what.fd);
         free(one);
     }
 }

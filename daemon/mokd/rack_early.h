@@ -4,7 +4,7 @@
 #define MOKD_RACK_EARLY_H
 
 #include "group.h"
-#include "rack_groups.pb-c.h"
+#include "span.h"
 
 struct mokd_early;
 
@@ -15,7 +15,7 @@ struct mokd_early_list {
 
 void mokd_early_init(struct mokd_early_list *early);
 /* Takes the descriptor over, also where there are too many already. */
-void mokd_early_keep(struct mokd_early_list *early, uint32_t node, const Mok__Handle *handle, int fd);
+void mokd_early_keep(struct mokd_early_list *early, uint32_t node, uint32_t group, const struct mokd_foreign *what);
 /* The group is there: hands it what has come for it from the right nodes. */
 void mokd_early_adopt(struct mokd_early_list *early, struct mokd_group *group);
 /* Those of a node, and all that came before a time. */

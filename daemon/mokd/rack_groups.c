@@ -7,26 +7,16 @@
 
 #include "buffer.h"
 #include "collective.h"
-#include "host_link.h"
 #include "layer.h"
 #include "names.h"
-#include "rack_early.h"
+#include "rack_groups_internal.h"
 #include "rack_orders.h"
 #include "rack_share.h"
 #include "span.h"
 
 #define TICK_MS 250u
-/* A peer that is not on this host is asked again now and then: a path may have become visible. */
-#define OFFER_AGAIN_MS 10000u
 /* Messages that the mesh has no room for at the moment; a peer with more is as good as lost. */
 #define MAX_BACKLOG_BYTES (8u << 20)
-
-/* A message that waits for the mesh. */
-struct parcel {
-    TAILQ_ENTRY(parcel) link;
-    size_t size;
-    uint8_t bytes[];
-};
 
 /* Other nodes' answers that a gather waits for. */
 struct dropping {
@@ -43,24 +33,6 @@ struct letting_go {
     struct mokd_group *group;
     uint32_t node;
     uint64_t request;
-};
-
-struct peer {
-    char refusal[256]; /* why it is not on this host; "": not known */
-    uint64_t offered_ms;
-    TAILQ_HEAD(, parcel) backlog;
-    size_t backlog_bytes;
-};
-
-struct mokd_rack_groups {
-    struct mokd_server *server;
-    struct group_node node;
-    uv_timer_t tick;
-    struct mokd_host_links *links;
-    struct peer peer[GROUP_MAX_NODES];
-    struct mokd_early_list early;
-    TAILQ_HEAD(, dropping) dropping;
-    uint64_t last_request;
 };
 
 uint64_t mokd_rack_now_ms(void)
@@ -83,7 +55,7 @@ const char *mokd_rack_own_name(const struct mokd_server *server)
     return server->rack_groups ? mokd_rack_name(server, server->rack_groups->node.self) : "";
 }
 
-static struct mokd_group *find_group(const struct mokd_server *server, uint32_t id)
+struct mokd_group *mokd_rack_find_group(const struct mokd_server *server, uint32_t id)
 {
     struct mokd_group *group;
 
@@ -110,7 +82,7 @@ static int send_now(struct mokd_rack_groups *groups, uint32_t node, const Mok__G
     return rack_send(groups->server->rack, node, &frame, 0);
 }
 
-static void forget_backlog(struct peer *peer)
+static void forget_backlog(struct rack_groups_peer *peer)
 {
     struct parcel *parcel;
 
@@ -134,10 +106,10 @@ static void lose(struct mokd_rack_groups *groups, uint32_t node, const char *rea
     group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
 }
 
-static void op_send(void *cookie, uint32_t node, const Mok__GroupMessage *message)
+void mokd_rack_send(void *cookie, uint32_t node, const Mok__GroupMessage *message)
 {
     struct mokd_rack_groups *groups = cookie;
-    struct peer *peer = &groups->peer[node];
+    struct rack_groups_peer *peer = &groups->peer[node];
     size_t size = mok__group_message__get_packed_size(message);
 
     int r = TAILQ_EMPTY(&peer->backlog) ? send_now(groups, node, message) : -MOK_EAGAIN;
@@ -153,7 +125,7 @@ static void op_send(void *cookie, uint32_t node, const Mok__GroupMessage *messag
 
 static void flush(struct mokd_rack_groups *groups, uint32_t node)
 {
-    struct peer *peer = &groups->peer[node];
+    struct rack_groups_peer *peer = &groups->peer[node];
     struct parcel *parcel;
 
     while ((parcel = TAILQ_FIRST(&peer->backlog))) {
@@ -235,7 +207,7 @@ static void op_open(void *cookie, const struct group_roster *roster)
 static void op_prepare(void *cookie, uint32_t id, uint64_t index, uint32_t kind, uint32_t object)
 {
     struct mokd_rack_groups *groups = cookie;
-    struct mokd_group *group = find_group(groups->server, id);
+    struct mokd_group *group = mokd_rack_find_group(groups->server, id);
 
     (void)kind;
     if (group)
@@ -245,7 +217,7 @@ static void op_prepare(void *cookie, uint32_t id, uint64_t index, uint32_t kind,
 static void op_verdict(void *cookie, uint32_t id, uint64_t index, const struct group_error *error)
 {
     struct mokd_rack_groups *groups = cookie;
-    struct mokd_group *group = find_group(groups->server, id);
+    struct mokd_group *group = mokd_rack_find_group(groups->server, id);
     struct mokd_error sentence;
 
     if (!group)
@@ -260,7 +232,7 @@ static void op_verdict(void *cookie, uint32_t id, uint64_t index, const struct g
 static void op_over(void *cookie, uint32_t id, const struct group_error *error)
 {
     struct mokd_rack_groups *groups = cookie;
-    struct mokd_group *group = find_group(groups->server, id);
+    struct mokd_group *group = mokd_rack_find_group(groups->server, id);
 
     if (group)
         mokd_group_fail(group, error->rank, error->text);
@@ -279,7 +251,7 @@ static void let_go(struct mokd_gather *gather)
 static void op_drop(void *cookie, uint32_t node, uint64_t request, uint32_t id, uint32_t rank, uint32_t buffer)
 {
     struct mokd_rack_groups *groups = cookie;
-    struct mokd_group *group = find_group(groups->server, id);
+    struct mokd_group *group = mokd_rack_find_group(groups->server, id);
     struct letting_go *job = group ? calloc(1, sizeof(*job)) : NULL;
 
     if (!job) {
@@ -316,7 +288,7 @@ static void op_dropped(void *cookie, uint32_t node, uint64_t request)
 static void op_layer_gone(void *cookie, uint32_t id, uint32_t layer, uint32_t rank)
 {
     struct mokd_rack_groups *groups = cookie;
-    struct mokd_group *group = find_group(groups->server, id);
+    struct mokd_group *group = mokd_rack_find_group(groups->server, id);
 
     if (group)
         mokd_layer_part_gone_elsewhere(group, layer, rank);
@@ -329,7 +301,7 @@ static bool op_id_is_taken(void *cookie, uint32_t id)
 }
 
 static const struct group_ops operations = {
-    .send = op_send,
+    .send = mokd_rack_send,
     .refused = op_refused,
     .open = op_open,
     .prepare = op_prepare,
@@ -340,162 +312,6 @@ static const struct group_ops operations = {
     .layer_gone = op_layer_gone,
     .id_is_taken = op_id_is_taken,
 };
-
-/* ------------------------------------------------------------------ links to daemons of the same host */
-
-static void look_at_groups(struct mokd_rack_groups *groups)
-{
-    struct mokd_group *group, *next;
-    uint64_t now_ms = mokd_rack_now_ms();
-
-    for (group = TAILQ_FIRST(&groups->server->groups); group; group = next) {
-        next = TAILQ_NEXT(group, link);
-        if (group->span)
-            mokd_span_look(group, now_ms);
-    }
-}
-
-static void link_up(void *cookie, uint32_t node)
-{
-    struct mokd_rack_groups *groups = cookie;
-
-    groups->peer[node].refusal[0] = '\0';
-    mok_log(MOK_LOG_INFO, "rack", "node is on this host", "node=%s", group_node_name(&groups->node, node));
-    look_at_groups(groups);
-}
-
-/* A daemon that dies closes it before its heartbeats are missed. */
-static void link_down(void *cookie, uint32_t node, const char *reason)
-{
-    struct mokd_rack_groups *groups = cookie;
-    struct mokd_group *group, *next;
-    char text[160];
-
-    for (group = TAILQ_FIRST(&groups->server->groups); group; group = next) {
-        next = TAILQ_NEXT(group, link);
-        for (uint32_t rank = 0; group->span && rank < group->size; rank++) {
-            if (group->span->roster->rank[rank].node != node)
-                continue;
-            snprintf(text, sizeof(text), "rank %u is gone: node %.63s: %.40s", rank,
-                     group_node_name(&groups->node, node), reason);
-            mokd_group_fail(group, rank, text);
-            break;
-        }
-    }
-}
-
-static void link_handle(void *cookie, uint32_t node, const Mok__Handle *handle, int fd)
-{
-    struct mokd_rack_groups *groups = cookie;
-    struct mokd_group *group = find_group(groups->server, handle->group);
-
-    if (group && handle->rank < group->size && group->span->roster->rank[handle->rank].node == node) {
-        mokd_span_handle(group, handle->kind, handle->object, handle->rank, handle->bytes, fd);
-        return;
-    }
-    if (group)
-        mok_close(fd);
-    else
-        mokd_early_keep(&groups->early, node, handle, fd);
-}
-
-static const struct mokd_host_handlers host_handlers = { .up = link_up, .down = link_down, .handle = link_handle };
-
-/* Of two nodes the one whose name comes first offers, the other connects. */
-static bool offers(const struct mokd_rack_groups *groups, uint32_t node)
-{
-    return strcmp(group_node_name(&groups->node, groups->node.self), group_node_name(&groups->node, node)) < 0;
-}
-
-static void offer(struct mokd_rack_groups *groups, uint32_t node)
-{
-    Mok__GroupHostOffer body = MOK__GROUP_HOST_OFFER__INIT;
-    Mok__GroupMessage message = MOK__GROUP_MESSAGE__INIT;
-    uint8_t token[HOST_TOKEN_BYTES];
-    const char *path;
-    struct peer *peer = &groups->peer[node];
-    uint64_t now_ms = mokd_rack_now_ms();
-
-    if (!offers(groups, node) || mokd_host_is_linked(groups->links, node) ||
-        (peer->refusal[0] && now_ms - peer->offered_ms < OFFER_AGAIN_MS))
-        return;
-    peer->offered_ms = now_ms;
-    mokd_host_offer(groups->links, node, group_node_name(&groups->node, node), &path, token);
-    body.path = (char *)path;
-    body.token = (ProtobufCBinaryData){ .len = sizeof(token), .data = token };
-    message.body_case = MOK__GROUP_MESSAGE__BODY_HOST_OFFER;
-    message.host_offer = &body;
-    op_send(groups, node, &message);
-}
-
-static void offered(struct mokd_rack_groups *groups, uint32_t node, const Mok__GroupHostOffer *message)
-{
-    Mok__GroupHostRefused body = MOK__GROUP_HOST_REFUSED__INIT;
-    Mok__GroupMessage answer = MOK__GROUP_MESSAGE__INIT;
-    struct peer *peer = &groups->peer[node];
-    struct mokd_error error;
-
-    if (offers(groups, node) || mokd_host_is_linked(groups->links, node))
-        return;
-    if (mokd_host_accept_offer(groups->links, node, message->path, message->token.data, message->token.len, &error) ==
-        0)
-        return;
-    snprintf(peer->refusal, sizeof(peer->refusal), "not on one host (%.200s)", error.text);
-    body.text = peer->refusal;
-    answer.body_case = MOK__GROUP_MESSAGE__BODY_HOST_REFUSED;
-    answer.host_refused = &body;
-    op_send(groups, node, &answer);
-    look_at_groups(groups);
-}
-
-/* Why nothing but a local socket takes memory to another daemon. */
-static const char *why_no_fabric(const struct mokd_server *server, char *ret, size_t size)
-{
-    snprintf(ret, size, "this mokd exports no fabric handles: it has no GPU");
-    for (size_t i = 0; i < server->n_devices; i++) {
-        const struct mokd_device *device = server->devices[i];
-        if (device->config->kind != MOK_DEVICE_CUDA)
-            continue;
-        if (!device->fabric) {
-            snprintf(ret, size, "this mokd exports no fabric handles: %s: %.120s", device->config->name,
-                     device->no_fabric[0] ? device->no_fabric : "has not been up");
-            return ret;
-        }
-        snprintf(ret, size,
-                 "this mokd exports no fabric handles: the driver would, but bells and flags of a group go by local "
-                 "sockets alone");
-    }
-    return ret;
-}
-
-int mokd_rack_path(struct mokd_server *server, uint32_t node, struct mokd_error *error)
-{
-    struct mokd_rack_groups *groups = server->rack_groups;
-    struct rack_node_info self, other;
-    char why[224];
-
-    if (mokd_host_is_linked(groups->links, node))
-        return 1;
-    if (!groups->peer[node].refusal[0])
-        return 0;
-    bool same = rack_info(server->rack, groups->node.self, &self) == 0 && rack_info(server->rack, node, &other) == 0 &&
-                self.link_domain[0] && strcmp(self.link_domain, other.link_domain) == 0;
-    return mokd_error_set(error, -MOK_ENOTSUP, "%s, and %s", groups->peer[node].refusal,
-                          same ? why_no_fabric(server, why, sizeof(why)) : "they are in no common link domain");
-}
-
-int mokd_rack_hand(struct mokd_server *server, uint32_t node, uint32_t group, uint32_t kind, uint32_t object,
-                   uint32_t rank, uint64_t bytes, int fd)
-{
-    Mok__Handle handle = MOK__HANDLE__INIT;
-
-    handle.group = group;
-    handle.kind = kind;
-    handle.object = object;
-    handle.rank = rank;
-    handle.bytes = bytes;
-    return mokd_host_hand(server->rack_groups->links, node, &handle, fd);
-}
 
 /* ------------------------------------------------------------------ what the mesh says */
 
@@ -509,16 +325,8 @@ static void on_message(void *cookie, uint32_t node, const Mok__RackFrame *frame)
     if (mokd_rack_orders_message(server, node, frame) || !groups || frame->body_case != MOK__RACK_FRAME__BODY_GROUP)
         return;
     const Mok__GroupMessage *message = frame->group;
-    if (message->body_case == MOK__GROUP_MESSAGE__BODY_HOST_OFFER) {
-        offered(groups, node, message->host_offer);
-    } else if (message->body_case == MOK__GROUP_MESSAGE__BODY_HOST_REFUSED) {
-        char clean[200];
-        snprintf(groups->peer[node].refusal, sizeof(groups->peer[node].refusal), "%s",
-                 mok_log_text(clean, sizeof(clean), message->host_refused->text));
-        look_at_groups(groups);
-    } else {
+    if (!mokd_rack_paths_message(groups, node, message))
         group_node_receive(&groups->node, node, message, mokd_rack_now_ms());
-    }
 }
 
 static void peer_up(struct mokd_rack_groups *groups, uint32_t node)
@@ -530,7 +338,7 @@ static void peer_up(struct mokd_rack_groups *groups, uint32_t node)
     groups->peer[node].refusal[0] = '\0';
     group_node_peer_up(&groups->node, node, info.name, mokd_rack_now_ms());
     mokd_rack_share_peer_up(groups->server);
-    offer(groups, node);
+    mokd_rack_offer(groups, node);
 }
 
 static void on_state(void *cookie, uint32_t node, enum rack_state before, enum rack_state now, const char *reason)
@@ -574,14 +382,23 @@ static void tick(uv_timer_t *timer)
     uint64_t now_ms = mokd_rack_now_ms();
 
     group_node_tick(&groups->node, now_ms);
-    look_at_groups(groups);
+    mokd_rack_look_at_groups(groups);
     mokd_early_expire(&groups->early, now_ms);
     for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
         if (groups->node.peer[node].up && node != groups->node.self)
-            offer(groups, node);
+            mokd_rack_offer(groups, node);
 }
 
 /* ------------------------------------------------------------------ for group.c and its kin */
+
+static const char *why_no_fabric(const struct mokd_device *device)
+{
+    if (device->config->kind != MOK_DEVICE_CUDA)
+        return "it is no GPU";
+    if (device->fabric || device->no_fabric[0])
+        return device->no_fabric;
+    return "its worker has not been up";
+}
 
 int mokd_rack_join(struct mokd_member *member, const Mok__GroupJoin *request, struct mokd_error *error)
 {
@@ -601,6 +418,8 @@ int mokd_rack_join(struct mokd_member *member, const Mok__GroupJoin *request, st
         .session = session->id,
         .timeout_ms = request->timeout_ms,
         .exclusive = member->group->exclusive,
+        .fabric = member->device->fabric,
+        .no_fabric = why_no_fabric(member->device),
     };
     /* The number comes back before any answer: who is called back finds the member by it. */
     int r = group_node_join(&groups->node, &joining, mokd_rack_now_ms(), &member->rack_join);
@@ -740,7 +559,7 @@ int mokd_rack_groups_start(struct mokd_server *server, struct mokd_error *error)
     }
     path_of_links(server, info.name, path, sizeof(path));
     group_node_init(&groups->node, &operations, groups, info.index, info.name);
-    r = mokd_host_links_new(server, path, info.name, &host_handlers, groups, &groups->links, error);
+    r = mokd_host_links_new(server, path, info.name, &mokd_rack_host_handlers, groups, &groups->links, error);
     if (r < 0) {
         free(groups);
         return r;

@@ -9,6 +9,7 @@
 #include "group.h"
 #include "rack/group_node.h"
 #include "rack/rack.h"
+#include "span.h"
 
 struct mokd_rack_groups;
 
@@ -44,10 +45,12 @@ bool mokd_rack_is_self(const struct mokd_server *server, uint32_t node);
 const char *mokd_rack_name(const struct mokd_server *server, uint32_t node);
 const char *mokd_rack_own_name(const struct mokd_server *server);
 void mokd_rack_prepared(struct mokd_group *group, uint64_t index, const struct group_error *error);
-/* 1: memory can go there; 0: not known yet; negative: why not, in `error`. */
-int mokd_rack_path(struct mokd_server *server, uint32_t node, struct mokd_error *error);
-/* -MOK_E* when it cannot be handed over. */
-int mokd_rack_hand(struct mokd_server *server, uint32_t node, uint32_t group, uint32_t kind, uint32_t object,
-                   uint32_t rank, uint64_t bytes, int fd);
+uint32_t mokd_rack_self(const struct mokd_server *server);
+/* How memory can get to a node: as descriptors, as fabric handles if the devices have them, not at all. */
+enum mokd_path { MOKD_PATH_UNKNOWN = 0, MOKD_PATH_LOCAL, MOKD_PATH_FABRIC, MOKD_PATH_NONE };
+/* Of the last two, `why` says why the ones before are none. */
+enum mokd_path mokd_rack_path(struct mokd_server *server, uint32_t node, struct mokd_error *why);
+/* Gives a node `own`, which `handle` is about. -MOK_E* when it cannot be handed over. */
+int mokd_rack_hand(struct mokd_server *server, uint32_t node, const Mok__Handle *handle, const struct mokd_handle *own);
 
 #endif

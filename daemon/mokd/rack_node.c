@@ -19,7 +19,8 @@ int mokd_rack_start(struct mokd_server *server, struct mokd_error *error)
 
     if (!server->config->rack.node[0])
         return 0;
-    int r = rack_start(&server->loop, &server->config->rack, server->boot_id, &mokd_rack_groups_handlers, server, &server->rack, text);
+    int r = rack_start(&server->loop, &server->config->rack, server->boot_id, &mokd_rack_groups_handlers, server,
+                       &server->rack, text);
     if (r < 0)
         return mokd_error_set(error, r, "%s", text);
     rack_set_tenants(server->rack, mokd_config_tenants_hash(server->config));
@@ -39,8 +40,15 @@ void mokd_rack_stop(struct mokd_server *server)
     server->rack = NULL;
 }
 
-/* It turns at least once a second. */
-#define STILL_NS UINT64_C(10000000000)
+/* It turns at least once a second. It may stand still as long as a worker may, but for this a machine may be too busy.
+ */
+#define LEAST_STILL_S 3u
+
+static uint64_t still_ns(const struct mokd_config *config)
+{
+    uint32_t seconds = config->worker_timeout;
+    return (seconds > LEAST_STILL_S ? seconds : LEAST_STILL_S) * UINT64_C(1000000000);
+}
 
 bool mokd_rack_lives(void *cookie)
 {
@@ -54,7 +62,7 @@ bool mokd_rack_lives(void *cookie)
         server->rack_rounds = rounds;
         server->rack_seen_ns = now;
     }
-    return now - server->rack_seen_ns < STILL_NS;
+    return now - server->rack_seen_ns < still_ns(server->config);
 }
 
 static void swap_inventory(struct mokd_config *now, struct mokd_config *next)

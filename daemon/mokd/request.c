@@ -15,6 +15,7 @@
 #include "state.h"
 #include "stats_reply.h"
 #include "status.h"
+#include "talk.h"
 #include "timer.h"
 #include "trace.h"
 #include "usage.h"
@@ -81,8 +82,8 @@ static void become_session(struct mokd_session *session, uint64_t features)
     session->id = ++session->server->last_session;
     session->counted = true;
     session->user->strangers--;
-    mok_log(MOK_LOG_INFO, "session", "opened", "session=%" PRIu64 " uid=%u pid=%d job=%s", session->id,
-            session->peer.uid, session->peer.pid, session->job);
+    mokd_log_of(session->peer.uid, MOK_LOG_INFO, "session", "opened", "session=%" PRIu64 " uid=%u pid=%d job=%s",
+                session->id, session->peer.uid, session->peer.pid, session->job);
 }
 
 static void greet(struct mokd_session *session, uint64_t id, const Mok__Hello *hello)

@@ -15,6 +15,7 @@
 #include "layer.h"
 #include "names.h"
 #include "state.h"
+#include "talk.h"
 #include "timer.h"
 
 /* ------------------------------------------------------------------ waiting for clients */
@@ -80,8 +81,7 @@ static int check(const struct mokd_session *guest, const Mok__Resume *resume, st
         return mokd_error_set(error, -MOK_EACCESS, "session %" PRIu64 ": not of this user, or not with this token",
                               resume->session);
     if (session->state != MOKD_SESSION_AWAY)
-        return mokd_error_set(error, -MOK_ESESSION, "session %" PRIu64 ": its client is connected",
-                              resume->session);
+        return mokd_error_set(error, -MOK_ESESSION, "session %" PRIu64 ": its client is connected", resume->session);
     *ret = session;
     return 0;
 }
@@ -160,8 +160,9 @@ void mokd_session_resume(struct mokd_session *guest, uint64_t id, const Mok__Hel
     struct mokd_error error = { 0 };
 
     if (check(guest, hello->resume, &session, &error) < 0) {
-        mok_log(MOK_LOG_WARNING, "session", "not resumed", "session=%" PRIu64 " uid=%u pid=%d code=%s",
-                hello->resume->session, guest->peer.uid, guest->peer.pid, mok_error_symbol(error.code));
+        mokd_log_of(guest->peer.uid, MOK_LOG_WARNING, "session", "not resumed",
+                    "session=%" PRIu64 " uid=%u pid=%d code=%s", hello->resume->session, guest->peer.uid,
+                    guest->peer.pid, mok_error_symbol(error.code));
         mokd_session_refuse(guest, id, &error);
         mokd_session_close(guest, 0, "");
         return;

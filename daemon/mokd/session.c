@@ -11,6 +11,7 @@
 #include "group.h"
 #include "names.h"
 #include "state.h"
+#include "talk.h"
 #include "timer.h"
 #include "trace.h"
 
@@ -48,8 +49,7 @@ void mokd_session_totals(const struct mokd_session *session, Mok__StateSession *
         ret->ops_done += queue->ops_done;
     ret->rows = session->rows;
     ret->device_ns = session->device_ns;
-    TAILQ_FOREACH(queue, &session->queues, link)
-    {
+    TAILQ_FOREACH(queue, &session->queues, link) {
         ret->rows += queue->counted.rows;
         ret->device_ns += queue->counted.device_ns;
     }
@@ -77,7 +77,8 @@ static void session_free(struct mokd_session *session)
     struct mokd_server *server = session->server;
 
     if (session->id && !(session->resumable && mokd_state_is_frozen(server)))
-        mok_log(MOK_LOG_INFO, "session", "closed", "session=%" PRIu64 " ops=%" PRIu64, session->id, session->ops_done);
+        mokd_log_of(session->peer.uid, MOK_LOG_INFO, "session", "closed", "session=%" PRIu64 " ops=%" PRIu64,
+                    session->id, session->ops_done);
     TAILQ_REMOVE(&server->sessions, session, link);
     mokd_user_unref(session->user);
     mok_close(session->peer.pidfd);
@@ -124,9 +125,10 @@ static void log_end(const struct mokd_session *session, int code, const char *te
         mok_log(MOK_LOG_INFO, "session", "left to the next mokd", "session=%" PRIu64, session->id);
         return;
     }
-    mok_log(session->server->stopping ? MOK_LOG_INFO : MOK_LOG_WARNING, "session", "ended by mokd",
-            "session=%" PRIu64 " uid=%u pid=%d code=%s error=\"%s\"", session->id, session->peer.uid, session->peer.pid,
-            mok_error_symbol(code), mok_log_text(clean, sizeof(clean), text));
+    enum mok_log_level level = session->server->stopping ? MOK_LOG_INFO : MOK_LOG_WARNING;
+    mokd_log_of(session->peer.uid, level, "session", "ended by mokd",
+                "session=%" PRIu64 " uid=%u pid=%d code=%s error=\"%s\"", session->id, session->peer.uid,
+                session->peer.pid, mok_error_symbol(code), mok_log_text(clean, sizeof(clean), text));
 }
 
 void mokd_session_close(struct mokd_session *session, int code, const char *text)
@@ -396,8 +398,8 @@ static void turn_away(int fd, uid_t uid, int code, const char *text)
     mok_wire_send(fd, &reply.base, NULL, 0);
     if (code == -MOK_EFDS) /* the listener says it, once for many */
         return;
-    mok_log(MOK_LOG_WARNING, "session", "connection refused", "uid=%u code=%s error=\"%s\"", uid,
-            mok_error_symbol(code), text);
+    mokd_log_of(uid, MOK_LOG_WARNING, "session", "connection refused", "uid=%u code=%s error=\"%s\"", uid,
+                mok_error_symbol(code), text);
 }
 
 static int set_up(struct mokd_session *session)

@@ -7,8 +7,6 @@
 #include "error.h"
 
 /* 0, or -MOK_ESHARING with the sentence: no MPS control daemon answers where it should. */
-/* Whether a control daemon answers in that directory: 0, or the errno of the attempt. */
-int mokd_sharing_answers(const char *directory);
 int mokd_sharing_check(const struct mokd_config *config, struct mokd_error *error);
 
 #endif

@@ -124,22 +124,52 @@ void mokd_span_abort(struct mokd_group *group)
 
 /* ------------------------------------------------------------------ ways for memory */
 
-/* 1: to all nodes; 0: not known yet; negative: to some there is none. */
-static int look_at_paths(const struct mokd_group *group, struct mokd_error *error)
+bool mokd_span_is_across(const struct mokd_group *group)
+{
+    return group->span && group->span->across;
+}
+
+/* The devices of two nodes' ranks, or (NOBODY) of all, must all export memory by fabric handles. */
+static int check_fabric(const struct mokd_group *group, uint32_t a, uint32_t b, const char *why, struct mokd_error *error)
 {
     const struct group_roster *roster = group->span->roster;
-    int all = 1;
 
     for (uint32_t rank = 0; rank < group->size; rank++) {
-        struct mokd_error why;
+        const struct group_rank *entry = &roster->rank[rank];
+        if (entry->fabric || (a != GROUP_MAX_NODES && entry->node != a && entry->node != b))
+            continue;
+        return mokd_error_set(error, -MOK_ENOTSUP, "%s%srank %u (node %s) exports no fabric handles: %s", why,
+                              why[0] ? ", and " : "", rank, mokd_span_node(group, rank),
+                              entry->no_fabric[0] ? entry->no_fabric : "its node says nothing of them");
+    }
+    return 0;
+}
+
+/* 1: to all nodes, with *ret_across by the fabric to some; 0: not known yet; negative: to some there is none. */
+static int look_at_paths(const struct mokd_group *group, bool *ret_across, struct mokd_error *error)
+{
+    const struct group_roster *roster = group->span->roster;
+    bool all = true;
+
+    *ret_across = false;
+    for (uint32_t rank = 0; rank < group->size; rank++) {
+        struct mokd_error why = { 0 }, lacks;
         if (mokd_span_is_here(group, rank) || !is_first_of_node(roster, rank))
             continue;
-        int r = mokd_rack_path(group->server, roster->rank[rank].node, &why);
-        if (r < 0)
+        uint32_t node = roster->rank[rank].node;
+        enum mokd_path path = mokd_rack_path(group->server, node, &why);
+        if (path == MOKD_PATH_FABRIC) {
+            *ret_across = true;
+            if (check_fabric(group, mokd_rack_self(group->server), node, why.text, &lacks) < 0) {
+                why = lacks;
+                path = MOKD_PATH_NONE;
+            }
+        }
+        if (path == MOKD_PATH_NONE)
             return mokd_error_set(error, -MOK_ENOTSUP, "no way for memory between node %s and node %s (rank %u): %.300s",
                                   mokd_rack_own_name(group->server),
                                   mokd_span_node(group, rank), rank, why.text);
-        all &= r;
+        all &= path != MOKD_PATH_UNKNOWN;
     }
     return all;
 }
@@ -149,7 +179,7 @@ void mokd_span_reach(struct mokd_group *group, mokd_span_done done, void *cookie
     struct mokd_wait wait = { .what = MOKD_WAIT_LINKS, .done = done, .cookie = cookie };
     struct mokd_error error = { 0 };
 
-    int r = group->span ? look_at_paths(group, &error) : 1;
+    int r = group->span ? look_at_paths(group, &group->span->across, &error) : 1;
     if (r == 0)
         begin_wait(group, &wait);
     else
@@ -168,10 +198,18 @@ static struct mokd_foreign *find_foreign(const struct mokd_group *group, uint32_
     return NULL;
 }
 
-int mokd_span_fd(const struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank)
+struct mokd_handle mokd_span_handle_of(const struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank)
 {
     const struct mokd_foreign *foreign = group->span ? find_foreign(group, kind, object, rank) : NULL;
-    return foreign ? foreign->fd : -1;
+
+    if (!foreign)
+        return (struct mokd_handle){ .fd = -1 };
+    return (struct mokd_handle){ .fd = foreign->fd, .fabric = foreign->by_fabric ? foreign->fabric : NULL };
+}
+
+struct mokd_handle mokd_storage_handle(const struct mokd_storage *storage)
+{
+    return (struct mokd_handle){ .fd = storage->fd, .fabric = storage->fabric ? storage->handle : NULL };
 }
 
 void mokd_span_settle(struct mokd_group *group, uint32_t object, bool mapped)
@@ -182,6 +220,7 @@ void mokd_span_settle(struct mokd_group *group, uint32_t object, bool mapped)
         struct mokd_foreign *next = TAILQ_NEXT(foreign, link);
         if (foreign->object == object) {
             foreign->fd = mok_close(foreign->fd);
+            foreign->by_fabric = false;
             foreign->mapped = mapped;
             if (!mapped || foreign->kind != MOK__HANDLE_KIND__HANDLE_BUFFER)
                 foreign_free(group->span, foreign);
@@ -190,29 +229,72 @@ void mokd_span_settle(struct mokd_group *group, uint32_t object, bool mapped)
     }
 }
 
+/* Fabric handles are of no use where the flags of a group are this host's. */
+static bool has(const struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank)
+{
+    const struct mokd_foreign *foreign = find_foreign(group, kind, object, rank);
+
+    if (!foreign)
+        return false;
+    return kind == MOK__HANDLE_KIND__HANDLE_BELL || foreign->fd >= 0 || (group->span->across && foreign->by_fabric);
+}
+
 static bool has_all(const struct mokd_group *group, uint32_t kind, uint32_t object)
 {
     for (uint32_t rank = 0; rank < group->size; rank++) {
         bool wanted = kind == MOK__HANDLE_KIND__HANDLE_FLAGS ? rank == 0 : true;
-        if (wanted && !mokd_span_is_here(group, rank) && mokd_span_fd(group, kind, object, rank) < 0)
+        if (wanted && !mokd_span_is_here(group, rank) && !has(group, kind, object, rank))
             return false;
     }
     return true;
 }
 
-static int hand_to_all(struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank, uint64_t bytes, int fd)
+static int hand_to_all(struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank, uint64_t bytes,
+                       const struct mokd_handle *own)
 {
     const struct group_roster *roster = group->span->roster;
+    Mok__Handle handle = MOK__HANDLE__INIT;
     int r = 0;
 
+    handle.group = group->id;
+    handle.kind = kind;
+    handle.object = object;
+    handle.rank = rank;
+    handle.bytes = bytes;
+    handle.across = kind == MOK__HANDLE_KIND__HANDLE_BELL && group->span->across;
     for (uint32_t other = 0; other < group->size && r == 0; other++)
         if (!mokd_span_is_here(group, other) && is_first_of_node(roster, other))
-            r = mokd_rack_hand(group->server, roster->rank[other].node, group->id, kind, object, rank, bytes, fd);
+            r = mokd_rack_hand(group->server, roster->rank[other].node, &handle, own);
     return r;
 }
 
-void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object, const int *fds, uint64_t bytes,
-                        mokd_span_done done, void *cookie)
+/*
+ * All have said whether they have a node of the group on another host. One that has makes it so for all, which all learn from
+ * the same words; then every device has to have fabric handles.
+ */
+static int take_bells(struct mokd_group *group, struct mokd_error *error)
+{
+    const struct mokd_foreign *foreign;
+
+    TAILQ_FOREACH(foreign, &group->span->foreign, link)
+        if (foreign->kind == MOK__HANDLE_KIND__HANDLE_BELL)
+            group->span->across |= foreign->across;
+    if (!group->span->across)
+        return 0;
+    return check_fabric(group, GROUP_MAX_NODES, GROUP_MAX_NODES, "the group is on several hosts", error);
+}
+
+static void end_exchange(struct mokd_group *group, struct mokd_wait *wait)
+{
+    struct mokd_error error = { 0 };
+
+    if (wait->kind == MOK__HANDLE_KIND__HANDLE_BELL)
+        take_bells(group, &error);
+    end_wait(group->span, wait, &error);
+}
+
+void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object, const struct mokd_handle *own,
+                        uint64_t bytes, mokd_span_done done, void *cookie)
 {
     struct mokd_wait wait = { .what = MOKD_WAIT_HANDLES, .kind = kind, .object = object, .done = done, .cookie = cookie };
     struct mokd_error error = { 0 };
@@ -226,41 +308,42 @@ void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object
     for (uint32_t rank = 0; group->span && rank < ranks && r == 0; rank++) {
         if (!mokd_span_is_here(group, rank))
             continue;
-        r = hand_to_all(group, kind, object, rank, bytes, fds[rank]);
+        r = hand_to_all(group, kind, object, rank, bytes, &own[rank]);
         if (r < 0)
             mokd_error_set(&error, r, "the other nodes' daemons do not take handles of memory");
     }
-    if (r == 0 && group->span && !has_all(group, kind, object))
+    if (r == 0 && group->span && !has_all(group, kind, object)) {
         begin_wait(group, &wait);
-    else
-        done(cookie, &error);
+        return;
+    }
+    if (r == 0 && group->span && kind == MOK__HANDLE_KIND__HANDLE_BELL)
+        take_bells(group, &error);
+    done(cookie, &error);
 }
 
-void mokd_span_handle(struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank, uint64_t bytes, int fd)
+void mokd_span_handle(struct mokd_group *group, const struct mokd_foreign *what)
 {
-    _cleanup_fd_ int owned = fd;
+    _cleanup_fd_ int owned = what->fd;
     struct mokd_span *span = group->span;
-    struct mokd_error none = { 0 };
     struct mokd_wait *wait, *next;
 
-    if (rank >= group->size || find_foreign(group, kind, object, rank) || span->n_foreign >= MAX_FOREIGN)
+    if (what->rank >= group->size || find_foreign(group, what->kind, what->object, what->rank) ||
+        span->n_foreign >= MAX_FOREIGN)
         return;
-    struct mokd_foreign *foreign = calloc(1, sizeof(*foreign));
+    struct mokd_foreign *foreign = malloc(sizeof(*foreign));
     if (!foreign)
         return; /* who waits for it is told by the lead's deadline */
-    foreign->kind = kind;
-    foreign->object = object;
-    foreign->rank = rank;
-    foreign->bytes = bytes;
+    *foreign = *what;
+    foreign->mapped = false;
     foreign->fd = mok_take_fd(&owned);
     TAILQ_INSERT_TAIL(&span->foreign, foreign, link);
     span->n_foreign++;
     mokd_group_run_begin(group);
     for (wait = TAILQ_FIRST(&span->waits); wait; wait = next) {
         next = TAILQ_NEXT(wait, link);
-        if (wait->what == MOKD_WAIT_HANDLES && wait->kind == kind && wait->object == object &&
-            has_all(group, kind, object)) {
-            end_wait(span, wait, &none);
+        if (wait->what == MOKD_WAIT_HANDLES && wait->kind == what->kind && wait->object == what->object &&
+            has_all(group, wait->kind, wait->object)) {
+            end_exchange(group, wait);
             break;
         }
     }
@@ -277,7 +360,7 @@ void mokd_span_look(struct mokd_group *group, uint64_t now_ms)
         next = TAILQ_NEXT(wait, link);
         if (wait->what != MOKD_WAIT_LINKS)
             continue;
-        int r = look_at_paths(group, &error);
+        int r = look_at_paths(group, &group->span->across, &error);
         if (r == 0 && now_ms - wait->since_ms > LINK_MS)
             r = mokd_error_set(&error, -MOK_ENOTSUP, "no way for memory to all nodes of the group within %u ms", LINK_MS);
         if (r == 0)

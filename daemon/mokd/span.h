@@ -12,14 +12,24 @@
 #include "device.h"
 #include "group.h"
 #include "rack/group_node.h"
+#include "storage.h"
 
-/* A copy, bell or workspace of a rank of another node. */
+/* How memory is found: by a descriptor on this host, by a fabric handle on another one of the link domain; often by both. */
+struct mokd_handle {
+    int fd;                /* -1: none */
+    const uint8_t *fabric; /* MOKD_FABRIC_BYTES; NULL: none */
+};
+
+/* A copy, bell, workspace or page of flags of a rank of another node. */
 struct mokd_foreign {
     TAILQ_ENTRY(mokd_foreign) link;
     uint32_t kind; /* enum HandleKind */
     uint32_t object, rank;
     uint64_t bytes;
-    int fd;      /* -1 once it is mapped here, or not wanted */
+    int fd;      /* -1 once it is mapped here, or not wanted, or where it came by the fabric */
+    bool by_fabric;
+    uint8_t fabric[MOKD_FABRIC_BYTES];
+    bool across; /* a bell's: its node has one of the group on another host */
     bool mapped; /* a buffer's: by our workers */
 };
 
@@ -43,6 +53,7 @@ struct mokd_aborted {
 
 struct mokd_span {
     const struct group_roster *roster;
+    bool across; /* some nodes are on different hosts: no bells, and flags on a board in device memory of rank 0 */
     TAILQ_HEAD(, mokd_wait) waits;
     TAILQ_HEAD(, mokd_foreign) foreign;
     TAILQ_HEAD(, mokd_aborted) aborted;
@@ -60,16 +71,21 @@ const char *mokd_span_node(const struct mokd_group *group, uint32_t rank); /* na
 
 typedef void (*mokd_span_done)(void *cookie, const struct mokd_error *error);
 
+/* Whether the ranks are on several hosts: known once the bells have been exchanged. */
+bool mokd_span_is_across(const struct mokd_group *group);
+
 /* There is a way for memory to every node of the group. */
 void mokd_span_reach(struct mokd_group *group, mokd_span_done done, void *cookie);
 /*
- * Hands fds[r] of every rank r of this node to the other nodes (flags: fds[0] alone, if rank 0 is here) and waits for
+ * Hands own[r] of every rank r of this node to the other nodes (flags: own[0] alone, if rank 0 is here) and waits for
  * theirs. The descriptors stay the caller's.
  */
-void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object, const int *fds, uint64_t bytes,
-                        mokd_span_done done, void *cookie);
-/* What came for it: -1 if nothing did. The descriptor stays the span's. */
-int mokd_span_fd(const struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank);
+void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object, const struct mokd_handle *own,
+                        uint64_t bytes, mokd_span_done done, void *cookie);
+/* What came for it; nothing of it is there if nothing did. All stays the span's. */
+struct mokd_handle mokd_span_handle_of(const struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank);
+/* Of memory that was made here. */
+struct mokd_handle mokd_storage_handle(const struct mokd_storage *storage);
 /* Descriptors of the object are not needed any more; `mapped`: our workers map it. */
 void mokd_span_settle(struct mokd_group *group, uint32_t object, bool mapped);
 void mokd_span_forget_foreign(struct mokd_group *group, struct mokd_foreign *foreign);
@@ -82,7 +98,7 @@ void mokd_span_abort(struct mokd_group *group);
 
 /* rack_groups.c hands these in. */
 void mokd_span_verdict(struct mokd_group *group, uint64_t index, const struct mokd_error *error);
-void mokd_span_handle(struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank, uint64_t bytes, int fd);
+void mokd_span_handle(struct mokd_group *group, const struct mokd_foreign *what);
 /* Links have come or gone, or time has passed. May end anything that waits. */
 void mokd_span_look(struct mokd_group *group, uint64_t now_ms);
 

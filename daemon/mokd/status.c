@@ -177,6 +177,7 @@ static void fill_group(const struct mokd_group *group, struct group_info *ret)
         ret->node[rank] = (char *)mokd_span_node(group, rank);
     ret->info.n_node = group->span ? group->size : 0;
     ret->info.node = ret->node;
+    ret->info.fabric = mokd_span_is_across(group);
     ret->info.n_session = ret->info.n_device = group->size;
     ret->info.session = ret->session;
     ret->info.device = ret->device;

@@ -172,6 +172,19 @@ static void filled(uv_work_t *work, int status)
     part_done(job);
 }
 
+/* False: it was wanted, and did not come. */
+static bool take_fabric(struct mokd_storage *storage, const struct mokd_answer *answer)
+{
+    const Mok__WorkerReply *reply = answer->reply;
+
+    if (!storage->fabric)
+        return true;
+    if (!reply || reply->body_case != MOK__WORKER_REPLY__BODY_MEMORY || reply->memory->fabric.len != MOKD_FABRIC_BYTES)
+        return false;
+    memcpy(storage->handle, reply->memory->fabric.data, MOKD_FABRIC_BYTES);
+    return true;
+}
+
 /* A GPU's memory, of which we keep the descriptor: so it outlives the worker that made it. */
 static void allocated(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 {
@@ -179,7 +192,7 @@ static void allocated(void *cookie, uint32_t tag, const struct mokd_answer *answ
     struct mokd_storage *storage = job->list[tag];
     const char *name = storage->device->config->name;
 
-    if (answer->code == 0 && answer->fds && answer->fds->count == 1)
+    if (answer->code == 0 && answer->fds && answer->fds->count == 1 && take_fabric(storage, answer))
         storage->fd = mok_wire_fds_take(answer->fds, 0);
     else if (job->error.code == 0 && answer->code == 0)
         mokd_error_set(&job->error, -MOK_EPROTO, "device %s: the worker sent no memory", name);
@@ -195,6 +208,7 @@ static void ask_worker(struct mokd_fill *job, size_t index)
     Mok__WorkerMemoryAlloc body = MOK__WORKER_MEMORY_ALLOC__INIT;
 
     body.bytes = job->list[index]->bytes;
+    body.fabric = job->list[index]->fabric;
     request.body_case = MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC;
     request.memory_alloc = &body;
     job->pending++;

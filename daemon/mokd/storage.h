@@ -12,6 +12,8 @@
 #include "usage.h"
 #include "user.h"
 
+#define MOKD_FABRIC_BYTES 64u /* of a fabric handle: kernels/engine.h, group_node.h */
+
 struct mokd_storage {
     TAILQ_ENTRY(mokd_storage) link;
     struct mokd_user *user;
@@ -19,6 +21,8 @@ struct mokd_storage {
     struct mokd_usage_row *usage;
     uint64_t bytes;
     int fd;          /* -1 until filled */
+    bool fabric;     /* to be filled with memory that other hosts can map too, by the handle: set before that */
+    uint8_t handle[MOKD_FABRIC_BYTES];
     uint64_t number; /* in the service manager's store; 0: not there */
     bool left_behind; /* mokd ends, and the next one has it: what is in it stays */
 };

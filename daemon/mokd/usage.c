@@ -14,6 +14,10 @@
 /* Rows in memory: beyond, what is not in use any more is counted as job OTHER of its user and device. */
 #define MAX_ROWS 4096u
 #define OTHER "(other)"
+/* Names of jobs that a user has rows for in one step of the store: beyond, what he does is counted as job OTHER. Names are his to
+ * make up, and every row is room in the file that others' rows have to make. */
+#define MAX_NAMES 64u
+#define MAX_NAMERS 256u
 #define ANSWER_BYTES (MOK_WIRE_MAX_BYTES - 4096u)
 #define MAX_QUESTIONS 64u
 
@@ -36,8 +40,16 @@ struct question {
 };
 TAILQ_HEAD(questions, question);
 
+/* Hashes of the names that a user has had in one step. */
+struct namer {
+    uint32_t uid, count;
+    uint64_t step;
+    uint64_t name[MAX_NAMES];
+};
+
 struct mokd_usage {
     struct mokd_server *server;
+    struct namer *namers; /* MAX_NAMERS, those of the latest steps; NULL: there was no memory */
     struct mokd_usage_store *store;
     uv_timer_t timer;
     bool timer_closed;
@@ -130,12 +142,55 @@ static void fold(struct mokd_usage_row *row)
     row_free(row);
 }
 
+static uint64_t hash_of(const char *text)
+{
+    uint64_t hash = UINT64_C(14695981039346656037);
+
+    for (; *text; text++)
+        hash = (hash ^ (uint8_t)*text) * UINT64_C(1099511628211);
+    return hash;
+}
+
+static struct namer *namer_of(struct mokd_usage *usage, uint32_t uid)
+{
+    uint64_t step = (uint64_t)time(NULL) / MOKD_USAGE_BUCKET_S;
+    struct namer *oldest = &usage->namers[0];
+
+    for (size_t i = 0; i < MAX_NAMERS; i++) {
+        struct namer *namer = &usage->namers[i];
+        if (namer->step == step && namer->uid == uid)
+            return namer;
+        oldest = namer->step < oldest->step ? namer : oldest;
+    }
+    *oldest = (struct namer){ .uid = uid, .step = step };
+    return oldest;
+}
+
+/* The name that a job's row has: its own, or that of all of his that are too many. */
+static const char *name_for(struct mokd_usage *usage, uint32_t uid, const char *job)
+{
+    if (!usage->namers)
+        usage->namers = calloc(MAX_NAMERS, sizeof(*usage->namers));
+    struct namer *namer = usage->namers ? namer_of(usage, uid) : NULL;
+    uint64_t hash = hash_of(job);
+
+    for (uint32_t i = 0; namer && i < namer->count; i++)
+        if (namer->name[i] == hash)
+            return job;
+    if (!namer || namer->count == MAX_NAMES)
+        return OTHER;
+    namer->name[namer->count++] = hash;
+    return job;
+}
+
 struct mokd_usage_row *mokd_usage_ref(const struct mokd_session *session, const struct mokd_device *device)
 {
     struct mokd_usage *usage = session->server->usage;
-    struct mokd_usage_row *row =
-        usage ? find_or_make(usage, session->peer.uid, session->job, device->config->name) : NULL;
 
+    if (!usage)
+        return NULL;
+    const char *job = name_for(usage, session->peer.uid, session->job);
+    struct mokd_usage_row *row = find_or_make(usage, session->peer.uid, job, device->config->name);
     if (row)
         row->refs++;
     return row;
@@ -430,6 +485,7 @@ void mokd_usage_close(struct mokd_server *server)
     while ((row = TAILQ_FIRST(&usage->rows)))
         row_free(row);
     mokd_usage_store_free(usage->store);
+    free(usage->namers);
     free(usage);
     server->usage = NULL;
 }

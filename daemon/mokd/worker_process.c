@@ -362,6 +362,11 @@ static bool is_mokds(const char *entry)
            is_of(entry, "FDSTORE=");
 }
 
+const char *mokd_worker_mps_pipe(const struct mokd_config *config, const struct mokd_device_config *device)
+{
+    return config->sharing == MOKD_SHARING_MPS && device->kind == MOK_DEVICE_CUDA ? device->mps_pipe : "";
+}
+
 /*
  * A worker sees no GPU but its own, so that no mistake of it reaches another; GPUs are numbered as the machine numbers
  * them. One that yields is placed below its clients, so that a kernel of theirs comes first where a block has made room.
@@ -380,7 +385,8 @@ static char **environment_of(const struct mokd_config *config, const struct mokd
     char visible[sizeof(VISIBLE) + 16] = VISIBLE, pipe[sizeof(PIPE) + MOKD_PATH_MAX];
     if (device->kind == MOK_DEVICE_CUDA)
         snprintf(visible, sizeof(visible), VISIBLE "%u", device->cuda);
-    snprintf(pipe, sizeof(pipe), PIPE "%s", mps && device->mps_pipe[0] ? device->mps_pipe : NO_PIPE);
+    const char *its = mokd_worker_mps_pipe(config, device);
+    snprintf(pipe, sizeof(pipe), PIPE "%s", its[0] ? its : NO_PIPE);
     list[0] = strdup(visible);
     list[1] = list[0] ? strdup(pipe) : NULL;
     list[2] = list[1] ? strdup(ORDER "PCI_BUS_ID") : NULL;

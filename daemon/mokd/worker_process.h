@@ -26,6 +26,9 @@ typedef void (*mokd_answer_handler)(void *cookie, uint32_t tag, const struct mok
 /* Starts `path`; requests may be sent at once. -MOK_EWORKER, -MOK_EFDS, -MOK_ENOMEM. */
 int mokd_worker_spawn(struct mokd_device *device, const char *path, struct mokd_worker **ret, struct mokd_error *error);
 
+/* Directory of the MPS that workers of a device run under; "": none. */
+const char *mokd_worker_mps_pipe(const struct mokd_config *config, const struct mokd_device_config *device);
+
 /* Sets the request's id. `handler` may be NULL. The descriptors stay the caller's. */
 void mokd_worker_send(struct mokd_worker *worker, Mok__WorkerRequest *request, const int *fds, size_t count,
                       uint64_t timeout_ms, mokd_answer_handler handler, void *cookie, uint32_t tag);

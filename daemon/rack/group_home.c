@@ -21,6 +21,8 @@ struct guest {
     uint32_t node, device, kind;
     uint64_t session, join;
     uint64_t timeout_ms, deadline_ms; /* 0: none */
+    bool fabric;
+    char no_fabric[GROUP_REASON_MAX + 1];
 };
 
 struct group_meeting {
@@ -133,6 +135,8 @@ static void form(struct group_node *node, struct group_meeting *meeting)
         rank[r].device = guest->device;
         rank[r].kind = guest->kind;
         rank[r].session = guest->session;
+        rank[r].fabric = guest->fabric;
+        rank[r].no_fabric = (char *)guest->no_fabric;
         pointer[r] = &rank[r];
     }
     body.group = group_next_id(node);
@@ -223,7 +227,9 @@ static void admit(struct group_node *node, struct group_meeting *meeting, uint32
         .join = message->join,
         .timeout_ms = message->timeout_ms,
         .deadline_ms = message->timeout_ms ? node->now_ms + message->timeout_ms : 0,
+        .fabric = message->fabric,
     };
+    snprintf(guest->no_fabric, sizeof(guest->no_fabric), "%s", message->no_fabric);
     if (meeting->joined == meeting->size)
         form(node, meeting);
 }

@@ -31,8 +31,8 @@ struct group_join {
     uint64_t id;
     uint32_t uid, size, rank, device, kind;
     uint64_t session, timeout_ms, deadline_ms;
-    bool exclusive;
-    char name[MOK_MAX_NAME + 1], user[MOK_MAX_NAME + 1];
+    bool exclusive, fabric;
+    char name[MOK_MAX_NAME + 1], user[MOK_MAX_NAME + 1], no_fabric[GROUP_REASON_MAX + 1];
     uint32_t home;
     bool given;
     uint32_t lead;     /* given */
@@ -126,14 +126,6 @@ void group_member_release(struct group_node *node)
     }
 }
 
-bool group_roster_has(const struct group_roster *roster, uint32_t peer)
-{
-    for (uint32_t rank = 0; rank < roster->size; rank++)
-        if (roster->rank[rank].node == peer)
-            return true;
-    return false;
-}
-
 static uint32_t lead_of(const struct group_member *member)
 {
     return member->roster->rank[0].node;
@@ -174,6 +166,8 @@ static void ask(struct group_node *node, struct group_join *join)
     body.kind = join->kind;
     body.session = join->session;
     body.exclusive = join->exclusive;
+    body.fabric = join->fabric;
+    body.no_fabric = join->no_fabric;
     body.timeout_ms = join->timeout_ms;
     if (join->timeout_ms) /* what is left of it */
         body.timeout_ms = join->deadline_ms > node->now_ms ? join->deadline_ms - node->now_ms : 1;
@@ -195,10 +189,12 @@ int group_node_join(struct group_node *node, const struct group_joining *joining
     join->kind = joining->kind;
     join->session = joining->session;
     join->exclusive = joining->exclusive;
+    join->fabric = joining->fabric;
     join->timeout_ms = joining->timeout_ms;
     join->deadline_ms = now_ms + joining->timeout_ms;
     snprintf(join->name, sizeof(join->name), "%s", joining->name);
     snprintf(join->user, sizeof(join->user), "%s", joining->user);
+    snprintf(join->no_fabric, sizeof(join->no_fabric), "%s", joining->no_fabric ? joining->no_fabric : "");
     TAILQ_INSERT_TAIL(&node->joins, join, link);
     *ret_join = join->id;
     ask(node, join);
@@ -325,8 +321,13 @@ static struct group_roster *roster_of(const struct group_node *node, const Mok__
     for (uint32_t r = 0; r < roster->size; r++) {
         const Mok__GroupRank *rank = message->rank[r];
         roster->rank[r] = (struct group_rank){
-            .device = rank->device, .kind = rank->kind, .session = rank->session, .join = rank->join
+            .device = rank->device,
+            .kind = rank->kind,
+            .session = rank->session,
+            .join = rank->join,
+            .fabric = rank->fabric,
         };
+        snprintf(roster->rank[r].no_fabric, sizeof(roster->rank[r].no_fabric), "%s", rank->no_fabric);
         int found = group_find_peer(node, rank->node, &roster->rank[r].node);
         if (found == 0 && node->peer[roster->rank[r].node].up)
             continue;

@@ -13,6 +13,22 @@ struct group_letter {
     uint8_t bytes[];
 };
 
+bool group_roster_has(const struct group_roster *roster, uint32_t peer)
+{
+    for (uint32_t rank = 0; rank < roster->size; rank++)
+        if (roster->rank[rank].node == peer)
+            return true;
+    return false;
+}
+
+bool group_handle_is_sound(const Mok__Handle *handle)
+{
+    if (handle->kind < MOK__HANDLE_KIND__HANDLE_BELL || handle->kind > MOK__HANDLE_KIND__HANDLE_FLAGS ||
+        handle->rank >= MOK_MAX_EP || !(handle->group & GROUP_ID_FLAG))
+        return false;
+    return handle->fabric.len == (handle->kind == MOK__HANDLE_KIND__HANDLE_BELL ? 0 : GROUP_FABRIC_BYTES);
+}
+
 void group_node_init(struct group_node *node, const struct group_ops *ops, void *cookie, uint32_t self,
                      const char *name)
 {

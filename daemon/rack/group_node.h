@@ -27,11 +27,16 @@
 #define GROUP_MAX_MEETINGS 4096u
 #define GROUP_ID_FLAG 0x80000000u /* in ids that nodes have in common; a node's own ones are below it */
 
+#define GROUP_REASON_MAX 120u
+#define GROUP_FABRIC_BYTES 64u /* of a fabric handle */
+
 /* A rank of a group that has formed. */
 struct group_rank {
     uint32_t node;
     uint32_t device, kind;
     uint64_t session, join;
+    bool fabric;                          /* its device's memory can be had by fabric handles */
+    char no_fabric[GROUP_REASON_MAX + 1]; /* why not */
 };
 
 /* Which group, and who is in it; the same on all its nodes. */
@@ -49,6 +54,8 @@ struct group_joining {
     uint32_t size, rank, device, kind;
     uint64_t session, timeout_ms;
     bool exclusive;
+    bool fabric;
+    const char *no_fabric;
 };
 
 /*
@@ -155,6 +162,9 @@ uint32_t group_node_drop(struct group_node *node, uint32_t group, uint32_t rank,
                          uint64_t now_ms);
 void group_node_dropped(struct group_node *node, uint32_t peer, uint64_t request, uint64_t now_ms);
 void group_node_layer_gone(struct group_node *node, uint32_t group, uint32_t layer, uint32_t rank, uint64_t now_ms);
+
+/* Whether a handle that came by the mesh is one: of memory by the fabric, of a bell nothing. */
+bool group_handle_is_sound(const Mok__Handle *handle);
 
 /* The node where the joins of a name meet, of those that are up. */
 uint32_t group_node_home(const struct group_node *node, uint32_t uid, const char *name);

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An operation that the device starts by itself when its client's stream says so, with no thread of ours in between:
- * the one that is known to come next while the device belongs to one client. It has not begun until it is seen to run,
- * and is asked back as soon as anything else wants the device. Never decides an order that the dispatcher would not
- * have.
+ * A phase that is on the device before its time, so that nothing but a word is between it and what goes before: an
+ * operation's first, which its client's stream lets go with no thread of ours in between, or its REDUCE, which we do.
+ * It is the one that is known to come next while the device belongs to one client, and is asked back as soon as
+ * anything else wants the device. Never decides an order that the dispatcher would not have.
  */
 #include "dispatcher_internal.h"
 
 #include "util.h"
 
-#define SETTLE_NS 50000u      /* its stream may be just as quick as we are: then it is started like any other */
 #define BACK_OFF_NS 10000000u /* two want the device: for so long each is started when its turn has come */
 
 static bool reached(const uint32_t *word, uint32_t number)
@@ -47,38 +46,63 @@ static bool comes_next(const struct dispatcher *d, const struct worker_op *op)
     bool behind_running = layer == d->running && first->layer_next == op;
 
     return (first == op || behind_running) && op->on_stream && !op->begun && !op->cancelled && !op->dying_code &&
-           !op->kept_back && layer->view.ep == 1 && !layer->draining && !worker_layer_is_over(layer) &&
-           !layer->group->closed && op->queue->open && own_regions(op);
+           !op->kept_back && !layer->draining && !worker_layer_is_over(layer) && !layer->group->closed &&
+           op->queue->open && (layer->view.ep > 1 || own_regions(op));
 }
 
-static struct worker_op *candidate(const struct dispatcher *d)
+/* Between the phases of an operation of several ranks the device is for whoever comes. */
+static bool ends_its_operation(enum mok_phase phase)
+{
+    return phase == MOK_PHASE_WHOLE || phase == MOK_PHASE_REDUCE;
+}
+
+static struct worker_op *candidate(const struct dispatcher *d, enum mok_phase *ret)
 {
     struct worker_queue *queue = only_queue(d);
+    struct worker_op *first = d->running ? d->running->first : NULL;
 
-    /* Between the phases of an operation of several ranks the device is for whoever comes. */
-    if (!queue || !queue->gated || !queue->stream || (d->running && d->running_phase != MOK_PHASE_WHOLE))
+    if (!queue)
         return NULL;
-    struct worker_op *op = d->running ? d->running->first->queue_next : queue->first;
-    if (!op || !comes_next(d, op) || (!d->running && d->now_ns - op->taken_ns < SETTLE_NS))
+    *ret = MOK_PHASE_REDUCE;
+    if (first && d->running_phase == MOK_PHASE_MAIN)
+        return first->kept_back || first->dying_code ? NULL : first;
+    if (!queue->gated || !queue->stream || (first && !ends_its_operation(d->running_phase)))
         return NULL;
+    struct worker_op *op = first ? first->queue_next : queue->first;
+    if (!op || !comes_next(d, op))
+        return NULL;
+    *ret = op->layer->view.ep > 1 ? MOK_PHASE_PREPARE : MOK_PHASE_WHOLE;
     return op;
 }
 
 /* ------------------------------------------------------------------ to the device and back */
 
-static int start(struct dispatcher *d, struct worker_op *op)
+/* What the device starts and ends by; REDUCE waits for us. */
+static struct mok_engine_gate gate_of(const struct worker_op *op, enum mok_phase phase, bool at_go)
 {
+    if (!op->on_stream || !op->queue->gated)
+        return (struct mok_engine_gate){ 0 };
     struct mok_stream_slot *slot = &op->queue->stream[op->stream_slot];
-    const struct mok_engine_gate gate = { &slot->start, &slot->done, op->stream_number };
+    return (struct mok_engine_gate){ at_go ? NULL : &slot->start, ends_its_operation(phase) ? &slot->done : NULL,
+                                     op->stream_number };
+}
 
-    d->ahead.peer = (struct mok_peer){ .tokens = op->tokens };
-    if (op->tokens) {
-        d->ahead.peer.x = op->region[MOK_REGION_X].address;
-        d->ahead.peer.d_out = op->opcode == MOK_OP_BACKWARD ? op->region[MOK_REGION_D_OUT].address : NULL;
-    }
+static int start(struct dispatcher *d, struct worker_op *op, enum mok_phase phase)
+{
+    const struct mok_engine_gate gate = gate_of(op, phase, phase == MOK_PHASE_REDUCE);
+
     phases_fill_args(op->layer, op, &d->ahead.args);
-    d->ahead.args.peer = &d->ahead.peer;
-    return d->ops->start_ahead(op->layer->engine_layer, &d->ahead.args, &gate);
+    if (phase == MOK_PHASE_PREPARE)
+        phases_fill_own(op->layer, op);
+    if (phase == MOK_PHASE_WHOLE) {
+        d->ahead.peer = (struct mok_peer){ .tokens = op->tokens };
+        if (op->tokens) {
+            d->ahead.peer.x = op->region[MOK_REGION_X].address;
+            d->ahead.peer.d_out = op->opcode == MOK_OP_BACKWARD ? op->region[MOK_REGION_D_OUT].address : NULL;
+        }
+        d->ahead.args.peer = &d->ahead.peer;
+    }
+    return d->ops->start_ahead(op->layer->engine_layer, &d->ahead.args, phase, &gate);
 }
 
 static void let_go(struct dispatcher *d)
@@ -93,39 +117,61 @@ static void look_quiet(struct dispatcher *d)
         ahead_withdraw(d);
 }
 
+bool ahead_has(const struct dispatcher *d, const struct worker_op *op)
+{
+    return op == d->ahead.op && !op->begun;
+}
+
 void ahead_offer(struct dispatcher *d)
 {
+    enum mok_phase phase;
     struct worker_op *op;
 
     if (d->ahead.op) {
         look_quiet(d);
         return;
     }
-    if (!d->active || !d->ops->start_ahead || d->now_ns < d->ahead.not_before_ns || !(op = candidate(d)))
+    if (!d->active || !d->ops->start_ahead || d->now_ns < d->ahead.not_before_ns || !(op = candidate(d, &phase)))
         return;
     __atomic_store_n(&d->waiting, 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&d->quiet, __ATOMIC_SEQ_CST)) {
         let_go(d);
         return;
     }
-    op->kept_back = start(d, op) < 0;
+    op->kept_back = start(d, op, phase) < 0;
     if (op->kept_back) {
         let_go(d);
         return;
     }
     d->ahead.op = op;
+    d->ahead.phase = phase;
     d->ahead.withdrawn = false;
+}
+
+bool ahead_is(const struct dispatcher *d, const struct worker_layer *layer, enum mok_phase phase)
+{
+    return d->ahead.op == layer->first && phase == d->ahead.phase && phase == MOK_PHASE_REDUCE && !d->ahead.withdrawn;
+}
+
+void ahead_go(struct dispatcher *d)
+{
+    struct worker_layer *layer = d->ahead.op->layer;
+
+    layer->args = d->ahead.args;
+    trace_phase_next(d, layer);
+    d->ops->go(d->engine);
+    let_go(d);
+    phases_running(d, layer, d->ahead.phase);
 }
 
 int ahead_start(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase)
 {
     const struct worker_op *op = layer->first;
 
-    if (phase == MOK_PHASE_WHOLE && op->on_stream && op->queue->gated) {
-        struct mok_stream_slot *slot = &op->queue->stream[op->stream_slot];
-        const struct mok_engine_gate gate = { &slot->start, &slot->done, op->stream_number };
-        if (reached(&slot->start, op->stream_number) &&
-            d->ops->start_ahead(layer->engine_layer, &layer->args, &gate) >= 0)
+    if (ends_its_operation(phase) && op->on_stream && op->queue->gated) {
+        const struct mok_engine_gate gate = gate_of(op, phase, false);
+        if (reached(gate.start, gate.number) &&
+            d->ops->start_ahead(layer->engine_layer, &layer->args, phase, &gate) >= 0)
             return 0;
     }
     return d->ops->start(layer->engine_layer, &layer->args, phase);
@@ -148,15 +194,18 @@ static void becomes_running(struct dispatcher *d)
     operations_await_no_more(d, op);
     operations_begin(layer, op);
     mok_dispatch_step(&op->dispatch, &layer->view, d->now_ns, &flags_moved);
-    mok_dispatch_whole(&op->dispatch, &layer->view, d->now_ns);
+    if (d->ahead.phase == MOK_PHASE_WHOLE)
+        mok_dispatch_whole(&op->dispatch, &layer->view, d->now_ns);
     operations_make_runnable(d, layer, MOK_ACT_PREPARE);
     fair_pick(&d->share, &op->queue->share);
     layer->args = d->ahead.args;
-    *layer->peer = d->ahead.peer;
-    layer->args.peer = layer->peer;
+    if (d->ahead.phase == MOK_PHASE_WHOLE) {
+        *layer->peer = d->ahead.peer;
+        layer->args.peer = layer->peer;
+    }
     trace_phase_next(d, layer);
     let_go(d);
-    phases_running(d, layer, MOK_PHASE_WHOLE);
+    phases_running(d, layer, d->ahead.phase);
 }
 
 bool ahead_poll(struct dispatcher *d)
@@ -166,8 +215,14 @@ bool ahead_poll(struct dispatcher *d)
     if (!d->ahead.op)
         return false;
     struct worker_op *op = d->ahead.op;
-    const struct mok_stream_slot *slot = &op->queue->stream[op->stream_slot];
+    if (!d->running) /* what the engine tells now is of this one */
+        trace_work_of(d, op->layer);
     int r = d->ops->poll(d->engine, &result);
+    if (r == 1 && op->begun) { /* the device fails; its phase will say so when it is started */
+        op->kept_back = true;
+        let_go(d);
+        return true;
+    }
     if (r == 1) {
         becomes_running(d);
         phases_ended(d, &result);
@@ -179,8 +234,9 @@ bool ahead_poll(struct dispatcher *d)
         let_go(d);
         return true;
     }
-    if (d->ahead.withdrawn)
+    if (d->ahead.withdrawn || d->ahead.phase == MOK_PHASE_REDUCE)
         return false;
+    const struct mok_stream_slot *slot = &op->queue->stream[op->stream_slot];
     if (reached(&slot->start, op->stream_number)) {
         becomes_running(d);
         return true;

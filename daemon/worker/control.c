@@ -58,11 +58,17 @@ static void send_reply(struct control *c, const Mok__WorkerReply *reply)
     send_with(c, reply, NULL, 0);
 }
 
-void control_reply_memory(struct control *c, uint64_t request, int memory)
+void control_reply_memory(struct control *c, uint64_t request, int memory, uint8_t *fabric)
 {
     Mok__WorkerReply reply = MOK__WORKER_REPLY__INIT;
+    Mok__WorkerMemory body = MOK__WORKER_MEMORY__INIT;
 
     reply.id = request;
+    if (fabric) {
+        body.fabric = (ProtobufCBinaryData){ .len = MOK_FABRIC_BYTES, .data = fabric };
+        reply.body_case = MOK__WORKER_REPLY__BODY_MEMORY;
+        reply.memory = &body;
+    }
     send_with(c, &reply, &memory, 1);
 }
 

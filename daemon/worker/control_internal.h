@@ -31,8 +31,8 @@ struct control {
 void control_reply(struct control *c, uint64_t request, int code, const char *text);
 /* Ends the dispatcher, which completes all that is owed with `code`; request 0: nobody asked. */
 void control_stop(struct control *c, uint64_t request, int code);
-/* Memory that was asked for; the descriptor stays the caller's. */
-void control_reply_memory(struct control *c, uint64_t request, int memory);
+/* Memory that was asked for, with its fabric handle or NULL; the descriptor stays the caller's. */
+void control_reply_memory(struct control *c, uint64_t request, int memory, uint8_t *fabric);
 /* WorkerStarted. */
 void control_reply_started(struct control *c, uint64_t request);
 

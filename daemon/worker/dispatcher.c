@@ -12,6 +12,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include "flags_board.h"
 #include "sync.h"
 #include "util.h"
 
@@ -20,6 +21,8 @@
 /* A GPU that has something to say is looked at at full speed for so long, then once in so long. */
 #define GPU_POLL_NS 10000000u
 #define GPU_NAP_NS 50000u
+/* A GPU's client that has just been served has the next operation soon, and waking up takes longer than starting it. */
+#define GPU_IDLE_NS 1000000u
 
 /* ------------------------------------------------------------------ mail */
 
@@ -94,6 +97,10 @@ void dispatcher_ring_peers(struct dispatcher *d, const struct worker_layer *laye
     const struct mok_dispatch_view *view = &layer->view;
 
     dispatcher_chaos(d);
+    if (layer->board) {
+        board_moved(layer->board);
+        return;
+    }
     /* Our flag moved before this; a peer that goes to sleep sets its word and then looks at our flag. */
     mok_fence_full();
     for (uint32_t rank = 0; rank < view->ep; rank++)
@@ -131,12 +138,25 @@ static bool take_submissions(struct dispatcher *d)
     return moved;
 }
 
+/* The device that has the board is out of reach, so nobody can take turns any more. */
+static void board_is_lost(struct dispatcher *d, struct worker_layer *layer, int code)
+{
+    operations_break_group(d, layer->group, -MOK_EPEER, 0, code,
+                           "the flags of layer %u, in the memory of rank 0, cannot be reached", layer->id);
+}
+
 static bool step_layers(struct dispatcher *d)
 {
     bool moved = false;
 
     for (struct worker_layer *layer = d->active, *next; layer; layer = next) {
         next = layer->active_next;
+        int r = layer->board ? board_look(layer, d->now_ns) : 0;
+        if (r < 0 && !layer->group->code) {
+            board_is_lost(d, layer, r);
+            return true; /* the group's other layers may have left the list, `next` among them */
+        }
+        moved |= r > 0;
         moved |= operations_step(d, layer);
     }
     return moved;
@@ -183,10 +203,24 @@ static bool waits_for_gpu(const struct dispatcher *d)
     return d->awaited || d->ahead.op || (d->looks_at_engine && d->running);
 }
 
+/* The same, and how long it may sleep then; UINT64_MAX: for ever. */
+static uint64_t longest_nap(const struct dispatcher *d)
+{
+    uint64_t nap = waits_for_gpu(d) ? GPU_NAP_NS : UINT64_MAX;
+
+    for (const struct worker_layer *layer = d->active; layer; layer = layer->active_next) {
+        uint64_t board = board_nap_ns(layer, d->now_ns);
+        nap = board < nap ? board : nap;
+    }
+    return nap;
+}
+
 /* How long it looks before it sleeps. */
 static uint64_t patience(const struct dispatcher *d)
 {
-    return waits_for_gpu(d) && d->poll_ns < GPU_POLL_NS ? GPU_POLL_NS : d->poll_ns;
+    uint64_t least = longest_nap(d) != UINT64_MAX ? GPU_POLL_NS : d->looks_at_engine ? GPU_IDLE_NS : 0;
+
+    return d->poll_ns < least ? least : d->poll_ns;
 }
 
 /* NULL: for ever. */
@@ -211,8 +245,9 @@ static void sleep_a_while(struct dispatcher *d)
     mok_fence_full();
     dispatcher_chaos(d);
     if (!pass(d, &deadline_ns) && !__atomic_load_n(&d->notified, __ATOMIC_SEQ_CST)) {
-        if (waits_for_gpu(d) && deadline_ns > d->now_ns + GPU_NAP_NS)
-            deadline_ns = d->now_ns + GPU_NAP_NS;
+        uint64_t nap_ns = longest_nap(d);
+        if (nap_ns != UINT64_MAX && deadline_ns > d->now_ns + nap_ns)
+            deadline_ns = d->now_ns + nap_ns;
         /* Which descriptor it was does not matter: the pass looks at everything. */
         int count = epoll_pwait2(d->epoll, events, ARRAY_SIZE(events), sleep_for(d->now_ns, deadline_ns, &room), NULL);
         if (count < 0 && errno == ENOSYS) /* kernels before 5.11: looks a little more often than it had to */
@@ -264,7 +299,7 @@ static void *run(void *cookie)
         } else if (d->now_ns - idle_since_ns >= patience(d)) {
             sleep_a_while(d);
             /* After a nap for a GPU it is not looked at at full speed again until something has moved. */
-            idle_since_ns = waits_for_gpu(d) ? idle_since_ns : mok_now_ns();
+            idle_since_ns = longest_nap(d) != UINT64_MAX ? idle_since_ns : mok_now_ns();
         } else {
             relax();
         }

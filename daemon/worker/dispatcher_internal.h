@@ -6,7 +6,7 @@
  *   dispatcher.c   the thread: what it looks at, in which order, and how it sleeps
  *   operations.c   an operation from submission to completion; groups that break
  *   phases.c       the engine: who gets it, with which arguments
- *   ahead.c        an operation that the device starts by itself
+ *   ahead.c        phases that are on the device before their time
  *   commands.c     what the control thread asks for
  *   trace.c        events for whoever asks for them
  *   count.c        numbers for whoever looks from outside
@@ -53,7 +53,8 @@ struct dispatcher {
     struct worker_layer *running; /* its first operation has the engine */
     enum mok_phase running_phase;
     struct {
-        struct worker_op *op; /* started ahead, behind `running` if there is one; not begun yet; NULL: none */
+        struct worker_op *op; /* started ahead, behind `running` if there is one; NULL: none */
+        enum mok_phase phase; /* WHOLE, PREPARE: the client's stream lets it go, not begun yet; REDUCE: we do */
         struct mok_op_args args;
         struct mok_peer peer;
         bool withdrawn;         /* the engine has been told; it says what became of it */
@@ -106,10 +107,16 @@ void operations_await_no_more(struct dispatcher *d, struct worker_op *op);
 void operations_make_runnable(struct dispatcher *d, struct worker_layer *layer, enum mok_dispatch_action action);
 
 /* ahead.c */
-/* Starts the operation that comes next ahead, if there is one that can be; cheap. */
+/* Whether it has not begun, so that the engine says what becomes of it. */
+bool ahead_has(const struct dispatcher *d, const struct worker_op *op);
+/* Starts the phase that comes next ahead, if there is one that can be; cheap. */
 void ahead_offer(struct dispatcher *d);
 /* While nothing runs: whether the one ahead has started, ended or been let go; true if anything moved. */
 bool ahead_poll(struct dispatcher *d);
+/* Whether what has been started ahead is this phase of the layer's first operation, and waits for us alone. */
+bool ahead_is(const struct dispatcher *d, const struct worker_layer *layer, enum mok_phase phase);
+/* Lets it go. */
+void ahead_go(struct dispatcher *d);
 /* Starts a phase of the layer's first operation, so that the device tells its client's stream of the end if it can. */
 int ahead_start(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase);
 /* Asks for it back; ahead_poll tells. */
@@ -119,6 +126,8 @@ bool ahead_take_back(struct dispatcher *d);
 
 /* phases.c */
 void phases_fill_args(const struct worker_layer *layer, const struct worker_op *op, struct mok_op_args *ret);
+/* This rank's inputs, for PREPARE. */
+void phases_fill_own(struct worker_layer *layer, const struct worker_op *op);
 /* The layer's first operation has the engine. */
 void phases_running(struct dispatcher *d, struct worker_layer *layer, enum mok_phase phase);
 /* The end of what runs. */
@@ -149,7 +158,9 @@ void trace_begin(struct dispatcher *d, struct mok_trace *trace); /* NULL: ends i
 void trace_completed(struct dispatcher *d, const struct worker_op *op, const struct mok_cqe *cqe);
 void trace_waited(struct dispatcher *d, const struct worker_op *op, enum mok_latency what, uint64_t since_ns,
                   uint64_t until_ns);
-void trace_phase_next(struct dispatcher *d, const struct worker_layer *layer); /* before the engine starts */
+/* Whose operation the engine tells of from now on; and that its phase begins now. */
+void trace_work_of(struct dispatcher *d, const struct worker_layer *layer);
+void trace_phase_next(struct dispatcher *d, const struct worker_layer *layer);
 void trace_phase_end(struct dispatcher *d, const struct worker_op *op, enum mok_phase phase);
 void trace_slept(struct dispatcher *d, uint64_t since_ns, uint64_t until_ns);
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "common/log.h"
+#include "flags_board.h"
 #include "memory.h"
 #include "names.h"
 
@@ -27,6 +28,20 @@ static int expect_fds(struct mok_wire_fds *fds, size_t count, struct mok_message
     if (mok_wire_fds_expect(fds, count) < 0)
         return objects_refuse(message, -MOK_EPROTO, "descriptors: %zu came, bound %zu", came, count);
     return 0;
+}
+
+/* Device memory: of this host by the descriptor, of another one by its fabric handle. */
+static int map_memory(const struct objects_engine *on, int fd, const ProtobufCBinaryData *fabric, uint64_t bytes,
+                      void **ret, struct mok_message *message)
+{
+    if (!fabric->len)
+        return on->ops->memory_map(on->engine, fd, bytes, ret, message);
+    if (fabric->len != MOK_FABRIC_BYTES)
+        return objects_refuse(message, -MOK_EPROTO, "fabric: a handle of %zu bytes, bound %u", fabric->len,
+                              MOK_FABRIC_BYTES);
+    if (!on->ops->fabric_map)
+        return objects_refuse(message, -MOK_ENOTSUP, "fabric: this device maps no memory by fabric handles");
+    return on->ops->fabric_map(on->engine, fabric->data, bytes, ret, message);
 }
 
 /* ------------------------------------------------------------------ queues */
@@ -131,7 +146,7 @@ int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds 
         return objects_refuse(message, -MOK_ERANGE, "size: %u, bound %u", request->size, MOK_MAX_EP);
     if (request->rank >= request->size)
         return objects_refuse(message, -MOK_ERANK, "rank: %u, bound %u", request->rank, request->size);
-    int r = expect_fds(fds, request->size, message);
+    int r = expect_fds(fds, request->across ? 0 : request->size, message);
     if (r < 0)
         return r;
     struct worker_group *group = calloc(1, sizeof(*group));
@@ -146,7 +161,7 @@ int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds 
     group->rank = request->rank;
     group->session = request->session;
     for (uint32_t i = 0; i < group->size; i++) /* nobody rings himself */
-        group->bell[i] = i == group->rank ? -1 : mok_wire_fds_take(fds, i);
+        group->bell[i] = i == group->rank || request->across ? -1 : mok_wire_fds_take(fds, i);
     *ret = group;
     return 0;
 }
@@ -170,13 +185,13 @@ int objects_buffer_make(const struct objects_engine *on, const Mok__WorkerBuffer
     if (!request->buffer || !request->bytes)
         return objects_refuse(message, -MOK_EARG, "buffer: %u of %" PRIu64 " bytes, bound at least 1", request->buffer,
                               request->bytes);
-    int r = expect_fds(fds, 1, message);
+    int r = expect_fds(fds, request->fabric.len ? 0 : 1, message);
     if (r < 0)
         return r;
     struct worker_buffer *buffer = calloc(1, sizeof(*buffer));
     if (!buffer)
         return objects_refuse(message, -MOK_ENOMEM, "buffer %u: out of memory", request->buffer);
-    r = on->ops->memory_map(on->engine, fds->fd[0], request->bytes, &buffer->address, message);
+    r = map_memory(on, request->fabric.len ? -1 : fds->fd[0], &request->fabric, request->bytes, &buffer->address, message);
     if (r < 0) {
         free(buffer);
         return r;
@@ -201,10 +216,6 @@ void objects_buffer_free(const struct objects_engine *on, struct worker_buffer *
 }
 
 /* ------------------------------------------------------------------ layers */
-
-/* Descriptors of WorkerLayerOpen; the private workspace comes after the symmetric ones. */
-#define LAYER_FD_FLAGS 0u
-#define LAYER_FD_SYMMETRIC 1u
 
 static struct mok_layer_spec spec_of(const Mok__LayerSpec *spec, const struct worker_group *group)
 {
@@ -250,40 +261,101 @@ static int layer_plan(const struct objects_engine *on, const Mok__WorkerLayerOpe
     return r < 0 ? r : check_memory(&layer->plan, request->memory, message);
 }
 
-static int layer_map(const struct objects_engine *on, const struct mok_wire_fds *fds, struct worker_layer *layer,
-                     struct mok_message *message)
+/* Host memory that all ranks map. */
+static int map_flags(struct worker_layer *layer, int fd, struct mok_message *message)
 {
     uint32_t ep = layer->group->size;
+
+    int r = mok_memory_map(fd, (uint64_t)ep * MOK_FLAGS_BYTES, MOK_MAP_WRITE, &layer->flags);
+    if (r < 0)
+        return objects_refuse(message, r, "layer %u: flags: cannot be mapped: %s", layer->id, mok_error_text(r));
+    layer->view.ep = ep;
+    layer->view.rank = layer->group->rank;
+    for (uint32_t rank = 0; rank < ep; rank++)
+        layer->view.flags[rank] = (void *)((char *)layer->flags + (uint64_t)rank * MOK_FLAGS_BYTES);
+    return 0;
+}
+
+/* Device memory of rank 0. */
+static int map_board(const struct objects_engine *on, const Mok__WorkerLayerOpen *request, int fd,
+                     struct worker_layer *layer, struct mok_message *message)
+{
+    uint32_t ep = layer->group->size;
+
+    if (!on->ops->board_open)
+        return objects_refuse(message, -MOK_ENOTSUP, "layer %u: flags: this device knows no board", layer->id);
+    layer->board = calloc(1, sizeof(*layer->board));
+    if (!layer->board)
+        return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", layer->id);
+    board_begin(layer->board, on->ops, layer);
+    int r = map_memory(on, fd, &request->board_fabric, mok_board_bytes(ep), &layer->board->memory, message);
+    return r < 0 ? r : on->ops->board_open(on->engine, layer->board->memory, ep, &layer->board->engine, message);
+}
+
+static void free_board(const struct objects_engine *on, struct worker_board *board)
+{
+    if (!board)
+        return;
+    if (board->engine)
+        on->ops->board_close(board->engine);
+    if (board->memory)
+        on->ops->memory_unmap(on->engine, board->memory, mok_board_bytes(board->state.ep));
+    free(board);
+}
+
+/* NULL: its workspace comes by descriptor. */
+static const ProtobufCBinaryData *fabric_of(const Mok__WorkerLayerOpen *request, uint32_t rank)
+{
+    for (size_t i = 0; i < request->n_fabric; i++)
+        if (request->fabric[i]->rank == rank)
+            return &request->fabric[i]->handle;
+    return NULL;
+}
+
+/* Flags, workspaces of all ranks in their order, the private one; what has a fabric handle has no descriptor. */
+static size_t count_fds(const Mok__WorkerLayerOpen *request, uint32_t ep)
+{
+    size_t count = request->board_fabric.len ? 1 : 2;
+
+    for (uint32_t rank = 0; rank < ep; rank++)
+        count += !fabric_of(request, rank);
+    return count;
+}
+
+static int layer_map(const struct objects_engine *on, const Mok__WorkerLayerOpen *request,
+                     const struct mok_wire_fds *fds, struct worker_layer *layer, struct mok_message *message)
+{
+    static const ProtobufCBinaryData none;
+    uint32_t ep = layer->group->size;
+    size_t next = 0;
 
     layer->workspace = calloc(ep, sizeof(*layer->workspace));
     layer->peer = calloc(ep, sizeof(*layer->peer));
     layer->peer_pin = calloc(2 * (size_t)ep, sizeof(*layer->peer_pin));
     if (!layer->workspace || !layer->peer || !layer->peer_pin)
         return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", layer->id);
-    int r = mok_memory_map(fds->fd[LAYER_FD_FLAGS], (uint64_t)ep * MOK_FLAGS_BYTES, MOK_MAP_WRITE, &layer->flags);
-    if (r < 0)
-        return objects_refuse(message, r, "layer %u: flags: cannot be mapped: %s", layer->id, mok_error_text(r));
-    layer->view.ep = ep;
-    layer->view.rank = layer->group->rank;
-    for (uint32_t rank = 0; rank < ep; rank++) {
-        layer->view.flags[rank] = (void *)((char *)layer->flags + (uint64_t)rank * MOK_FLAGS_BYTES);
-        r = on->ops->memory_map(on->engine, fds->fd[LAYER_FD_SYMMETRIC + rank], layer->plan.symmetric_bytes,
-                                &layer->workspace[rank], message);
-        if (r < 0)
-            return r;
+    int flags = request->board_fabric.len ? -1 : fds->fd[next++];
+    int r = request->board ? map_board(on, request, flags, layer, message) : map_flags(layer, flags, message);
+    for (uint32_t rank = 0; r >= 0 && rank < ep; rank++) {
+        const ProtobufCBinaryData *fabric = fabric_of(request, rank);
+        r = map_memory(on, fabric ? -1 : fds->fd[next], fabric ? fabric : &none, layer->plan.symmetric_bytes,
+                       &layer->workspace[rank], message);
+        next += !fabric;
     }
-    if (!layer->plan.private_bytes)
-        return 0;
-    return on->ops->memory_map(on->engine, fds->fd[LAYER_FD_SYMMETRIC + ep], layer->plan.private_bytes, &layer->private_memory, message);
+    if (r < 0 || !layer->plan.private_bytes)
+        return r;
+    return on->ops->memory_map(on->engine, fds->fd[next], layer->plan.private_bytes, &layer->private_memory, message);
 }
 
 int objects_layer_make(const struct objects_engine *on, const Mok__WorkerLayerOpen *request, struct worker_group *group,
                        struct worker_queue *queue, struct mok_wire_fds *fds, struct worker_layer **ret,
                        struct mok_message *message)
 {
-    int r = expect_fds(fds, (size_t)group->size + 2, message);
+    int r = expect_fds(fds, count_fds(request, group->size), message);
     if (r < 0)
         return r;
+    if (request->board_fabric.len && !request->board)
+        return objects_refuse(message, -MOK_EPROTO, "board_fabric: the layer's flags lie on no board");
     struct worker_layer *layer = calloc(1, sizeof(*layer));
     if (!layer)
         return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", request->layer);
@@ -293,7 +365,7 @@ int objects_layer_make(const struct objects_engine *on, const Mok__WorkerLayerOp
     layer->queue = queue;
     r = layer_plan(on, request, layer, message);
     if (r >= 0)
-        r = layer_map(on, fds, layer, message);
+        r = layer_map(on, request, fds, layer, message);
     if (r >= 0)
         r = on->ops->layer_open(on->engine, &layer->plan, layer->workspace, layer->private_memory, &layer->engine_layer,
                                 message);
@@ -313,7 +385,8 @@ void objects_layer_free(const struct objects_engine *on, struct worker_layer *la
         on->ops->layer_close(layer->engine_layer);
     if (layer->flags)
         mok_memory_unmap(layer->flags, (uint64_t)layer->group->size * MOK_FLAGS_BYTES);
-    for (uint32_t rank = 0; layer->workspace && rank < layer->view.ep; rank++)
+    free_board(on, layer->board);
+    for (uint32_t rank = 0; layer->workspace && rank < layer->group->size; rank++)
         if (layer->workspace[rank])
             on->ops->memory_unmap(on->engine, layer->workspace[rank], layer->plan.symmetric_bytes);
     if (layer->private_memory)

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "flags_board.h"
 #include "sync.h"
 #include "util.h"
 
@@ -252,6 +253,8 @@ static bool needs_no_peer(const struct worker_op *op)
  */
 static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int code)
 {
+    if (layer->board && (layer->first || layer->draining))
+        board_settle(layer);
     if (d->running != layer)
         operations_step(d, layer); /* flags that moved before the failure count */
     operations_abandon(d, layer);
@@ -442,7 +445,7 @@ static int cancel(struct dispatcher *d, struct worker_queue *queue, uint64_t use
 
     if (!op)
         return -MOK_ENOENT;
-    if (op->dying_code || (d->ahead.op == op && !ahead_take_back(d)))
+    if (op->dying_code || (ahead_has(d, op) && !ahead_take_back(d)))
         return -MOK_EBUSY;
     if (op->begun) {
         int r = mok_dispatch_cancel(&op->dispatch, &op->layer->view, -MOK_ECANCELED);
@@ -559,8 +562,13 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
     while (!layer->draining && layer->first && layer->action == MOK_ACT_WAIT) {
         struct worker_op *op = layer->first;
         bool flags_moved = false;
-        if (op == d->ahead.op) /* the engine's, until that says what became of it */
+        if (ahead_has(d, op)) /* the engine's, until that says what became of it */
             return moved;
+        bool over = op->dying_code || op->dispatch.state == MOK_ST_DONE;
+        if (d->ahead.op == op && over) { /* it needs no REDUCE any more */
+            ahead_withdraw(d);
+            return moved;
+        }
         if (op->dying_code) {
             operations_bury(d, op);
             moved = true;
@@ -578,7 +586,8 @@ bool operations_step(struct dispatcher *d, struct worker_layer *layer)
         case MOK_ACT_WAIT:
             return leave_if_cancelled(d, op) || moved;
         case MOK_ACT_COMPLETE:
-            complete(d, op);
+            if (op != d->ahead.op)
+                complete(d, op);
             break;
         case MOK_ACT_PREPARE:
         case MOK_ACT_MAIN:

@@ -84,9 +84,13 @@ static bool resolve(struct dispatcher *d, struct worker_layer *layer, uint32_t r
 }
 
 /* PREPARE sees this rank's own tokens, which were checked when the operation was taken. */
-static void fill_own(struct worker_layer *layer, const struct worker_op *op)
+void phases_fill_own(struct worker_layer *layer, const struct worker_op *op)
 {
-    layer->peer[layer->view.rank] = (struct mok_peer){ .x = op->region[MOK_REGION_X].address, .tokens = op->tokens };
+    layer->peer[layer->view.rank] = (struct mok_peer){
+        .x = op->region[MOK_REGION_X].address,
+        .d_out = op->opcode == MOK_OP_BACKWARD ? op->region[MOK_REGION_D_OUT].address : NULL,
+        .tokens = op->tokens,
+    };
 }
 
 static bool resolve_peers(struct dispatcher *d, struct worker_layer *layer, struct mok_op_result *ret_result)
@@ -216,13 +220,17 @@ bool phases_start(struct dispatcher *d)
     struct worker_layer *layer = most_deserving(d);
     if (!layer)
         return false;
-    if (d->ahead.op) { /* whose turn it is now was not to be foreseen */
+    enum mok_phase phase = phase_of(d, layer);
+    if (d->ahead.op && !ahead_is(d, layer, phase)) { /* whose turn it is now was not to be foreseen */
         ahead_withdraw(d);
         return false;
     }
-    enum mok_phase phase = phase_of(d, layer);
     dispatcher_chaos(d);
     fair_pick(&d->share, &layer->first->queue->share);
+    if (d->ahead.op) {
+        ahead_go(d);
+        return true;
+    }
     phases_fill_args(layer, layer->first, &layer->args);
     if (phase == MOK_PHASE_WHOLE)
         mok_dispatch_whole(&layer->first->dispatch, &layer->view, d->now_ns);
@@ -231,7 +239,7 @@ bool phases_start(struct dispatcher *d)
         return true;
     }
     if (phase == MOK_PHASE_PREPARE)
-        fill_own(layer, layer->first);
+        phases_fill_own(layer, layer->first);
     trace_phase_next(d, layer);
     int r = ahead_start(d, layer, phase);
     if (r < 0) {

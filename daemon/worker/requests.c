@@ -446,15 +446,16 @@ static void memory_alloc(struct control *c, uint64_t id, const Mok__WorkerMemory
 {
     struct mok_message message = { "" };
     _cleanup_fd_ int memory = -1;
+    uint8_t fabric[MOK_FABRIC_BYTES], *wanted = request->fabric ? fabric : NULL;
 
     dispatcher_quiet(c->dispatcher, true);
-    int r = request->bytes ? c->on.ops->memory_alloc(c->on.engine, request->bytes, &memory, &message)
+    int r = request->bytes ? c->on.ops->memory_alloc(c->on.engine, request->bytes, &memory, wanted, &message)
                            : objects_refuse(&message, -MOK_ESIZE, "bytes: 0, bound at least 1");
     dispatcher_quiet(c->dispatcher, false);
     if (r < 0)
         control_reply(c, id, r, message.text);
     else
-        control_reply_memory(c, id, memory);
+        control_reply_memory(c, id, memory, wanted);
 }
 
 /* ------------------------------------------------------------------ one request */

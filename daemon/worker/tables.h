@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "board.h"
 #include "dispatch.h"
 #include "engine.h"
 #include "fairness.h"
@@ -71,7 +72,7 @@ struct worker_group {
     /* identity */
     uint32_t id, size, rank;
     uint64_t session;
-    int *bell; /* [size], eventfds of the workers of all ranks */
+    int *bell; /* [size], eventfds of the workers of all ranks; all -1 where ranks are on several hosts */
     bool closing;
     /* dispatcher */
     int code; /* 0, or -MOK_E*: broken, nothing of it runs any more */
@@ -153,6 +154,17 @@ enum worker_param {
     WORKER_PARAM_COUNT,
 };
 
+/* Flags in device memory of rank 0 (board.h); the dispatcher's but for its making and end. */
+struct worker_board {
+    struct mok_board state;
+    const struct mok_engine_ops *ops;
+    void *memory; /* mapped */
+    struct mok_engine_board *engine;
+    bool looking;
+    int lost; /* -MOK_E*: copies fail */
+    uint64_t waiting_since_ns; /* 0: nothing is waited for */
+};
+
 struct worker_layer {
     struct worker_node control_node, dispatch_node;
     /* identity */
@@ -160,7 +172,8 @@ struct worker_layer {
     uint64_t session;
     struct worker_group *group;
     struct mok_plan plan;
-    void *flags;      /* [ep] of MOK_FLAGS_BYTES each */
+    void *flags;      /* [ep] of MOK_FLAGS_BYTES each; NULL: on a board */
+    struct worker_board *board; /* NULL: in host memory */
     void **workspace; /* [ep], mapped symmetric workspaces in rank order */
     void *private_memory;
     struct mok_engine_layer *engine_layer;

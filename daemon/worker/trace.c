@@ -63,13 +63,19 @@ void trace_waited(struct dispatcher *d, const struct worker_op *op, enum mok_lat
         write_event(d, op, &event);
 }
 
-void trace_phase_next(struct dispatcher *d, const struct worker_layer *layer)
+void trace_work_of(struct dispatcher *d, const struct worker_layer *layer)
 {
     if (!d->trace)
         return;
     __atomic_store_n(&d->traced_queue, layer->first->queue->id, __ATOMIC_RELAXED);
     __atomic_store_n(&d->traced_layer, layer->id, __ATOMIC_RELAXED);
-    d->phase_started_ns = mok_now_ns();
+}
+
+void trace_phase_next(struct dispatcher *d, const struct worker_layer *layer)
+{
+    trace_work_of(d, layer);
+    if (d->trace)
+        d->phase_started_ns = mok_now_ns();
 }
 
 void trace_phase_end(struct dispatcher *d, const struct worker_op *op, enum mok_phase phase)

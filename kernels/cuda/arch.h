@@ -23,6 +23,8 @@
 /* of an MXFP8 kernel: 128 sums, and 64 that wait for their scales */
 #define MOK_MX_CONSUMER_REGISTERS 240
 #define MOK_MX_PRODUCER_REGISTERS 24
+#define MOK_MX_BACKWARD_CONSUMER_REGISTERS 232
+#define MOK_MX_BACKWARD_PRODUCER_REGISTERS 40
 #define MOK_MX_TILE_K 128u /* E4M3 values of a 128-byte swizzle span */
 
 #define MOK_A_BYTES (MOK_TILE_M * MOK_TILE_K * 2u)

@@ -2,6 +2,7 @@
 /* See driver.h. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "driver.h"
@@ -51,18 +52,21 @@ int mok_cuda_driver_load(struct mok_cuda_driver *ret, struct mok_message *messag
     return 0;
 }
 
-static CUmemAllocationProp properties(int device)
+/* By descriptor, and by fabric handle if that is wanted too. */
+static CUmemAllocationProp properties(int device, bool fabric)
 {
+    const int types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | (fabric ? CU_MEM_HANDLE_TYPE_FABRIC : 0);
+
     return (CUmemAllocationProp){
         .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .requestedHandleTypes = (CUmemAllocationHandleType)types,
         .location = { .type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device },
     };
 }
 
 static int round_up(const struct mok_cuda_driver *d, int device, uint64_t bytes, uint64_t *ret)
 {
-    CUmemAllocationProp prop = properties(device);
+    CUmemAllocationProp prop = properties(device, false);
     size_t g = 0;
     CUresult r = d->granularity(&g, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     if (r != CUDA_SUCCESS || g == 0)
@@ -107,11 +111,12 @@ static int zero_memory(const struct mok_cuda_driver *d, int device, CUmemGeneric
     return r;
 }
 
-int mok_cuda_memory_alloc(const struct mok_cuda_driver *d, int device, uint64_t bytes, int *ret_fd,
+int mok_cuda_memory_alloc(const struct mok_cuda_driver *d, int device, uint64_t bytes, int *ret_fd, uint8_t *ret_fabric,
                           struct mok_message *message)
 {
-    CUmemAllocationProp prop = properties(device);
+    CUmemAllocationProp prop = properties(device, ret_fabric);
     CUmemGenericAllocationHandle handle;
+    CUmemFabricHandle fabric;
     uint64_t size;
     int r, fd = -1;
 
@@ -121,17 +126,21 @@ int mok_cuda_memory_alloc(const struct mok_cuda_driver *d, int device, uint64_t 
     if (r != CUDA_SUCCESS)
         return say(message, r == CUDA_ERROR_OUT_OF_MEMORY ? -MOK_ENOMEM : -MOK_EDEVICE, "allocating device memory", r);
     r = zero_memory(d, device, handle, size);
+    if (r == 0 && ret_fabric)
+        r = (int)d->export_handle(&fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0);
     if (r == 0)
         r = (int)d->export_handle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     d->release(handle); /* the descriptor keeps the memory */
     if (r != 0)
         return say(message, -MOK_EDEVICE, "zeroing or exporting device memory", r);
+    if (ret_fabric)
+        memcpy(ret_fabric, &fabric, sizeof(fabric));
     *ret_fd = fd;
     return 0;
 }
 
-int mok_cuda_memory_map(const struct mok_cuda_driver *d, int device, int fd, uint64_t bytes, void **ret,
-                        struct mok_message *message)
+static int import(const struct mok_cuda_driver *d, int device, void *from, CUmemAllocationHandleType type, uint64_t bytes,
+                  void **ret, struct mok_message *message)
 {
     CUmemGenericAllocationHandle handle;
     CUdeviceptr p = 0;
@@ -140,15 +149,33 @@ int mok_cuda_memory_map(const struct mok_cuda_driver *d, int device, int fd, uin
 
     if (round_up(d, device, bytes, &size) < 0)
         return say(message, -MOK_EDEVICE, "reading the allocation granularity", 0);
-    r = (int)d->import_handle(&handle, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    r = (int)d->import_handle(&handle, from, type);
     if (r != CUDA_SUCCESS)
-        return say(message, -MOK_EDEVICE, "importing device memory", r);
+        return say(message, -MOK_EDEVICE,
+                   type == CU_MEM_HANDLE_TYPE_FABRIC ? "importing device memory by its fabric handle"
+                                                     : "importing device memory",
+                   r);
     r = map_handle(d, device, handle, size, &p);
     d->release(handle); /* the mapping keeps the memory */
     if (r != 0)
         return say(message, -MOK_EDEVICE, "mapping device memory", r);
     *ret = (void *)(uintptr_t)p;
     return 0;
+}
+
+int mok_cuda_memory_map(const struct mok_cuda_driver *d, int device, int fd, uint64_t bytes, void **ret,
+                        struct mok_message *message)
+{
+    return import(d, device, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, bytes, ret, message);
+}
+
+int mok_cuda_fabric_map(const struct mok_cuda_driver *d, int device, const uint8_t *fabric, uint64_t bytes, void **ret,
+                        struct mok_message *message)
+{
+    CUmemFabricHandle handle;
+
+    memcpy(&handle, fabric, sizeof(handle));
+    return import(d, device, &handle, CU_MEM_HANDLE_TYPE_FABRIC, bytes, ret, message);
 }
 
 void mok_cuda_memory_unmap(const struct mok_cuda_driver *d, void *address, uint64_t bytes)
@@ -176,15 +203,13 @@ static int no_fabric(struct mok_message *message, const char *what, int reason)
 
 int mok_cuda_fabric_try(const struct mok_cuda_driver *d, int device, struct mok_message *message)
 {
-    CUmemAllocationProp prop = properties(device);
+    CUmemAllocationProp prop = properties(device, true);
     CUmemGenericAllocationHandle handle, again;
     CUmemFabricHandle fabric;
     uint64_t size;
 
     if (round_up(d, device, 1, &size) < 0)
         return say(message, -MOK_ENOTSUP, "reading the allocation granularity", 0);
-    prop.requestedHandleTypes = (CUmemAllocationHandleType)(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR |
-                                                            CU_MEM_HANDLE_TYPE_FABRIC);
     int r = (int)d->create(&handle, size, &prop, 0);
     if (r != CUDA_SUCCESS)
         return no_fabric(message, "making memory for", r);

@@ -27,9 +27,12 @@ struct mok_cuda_driver {
 };
 
 int mok_cuda_driver_load(struct mok_cuda_driver *ret, struct mok_message *message);
-int mok_cuda_memory_alloc(const struct mok_cuda_driver *d, int device, uint64_t bytes, int *ret_fd,
+/* `ret_fabric`: its fabric handle too, of 64 bytes; NULL: not wanted. */
+int mok_cuda_memory_alloc(const struct mok_cuda_driver *d, int device, uint64_t bytes, int *ret_fd, uint8_t *ret_fabric,
                           struct mok_message *message);
 int mok_cuda_memory_map(const struct mok_cuda_driver *d, int device, int fd, uint64_t bytes, void **ret,
+                        struct mok_message *message);
+int mok_cuda_fabric_map(const struct mok_cuda_driver *d, int device, const uint8_t *fabric, uint64_t bytes, void **ret,
                         struct mok_message *message);
 /* Makes a little memory, exports it by a fabric handle, and imports that again. 0, or -MOK_ENOTSUP with the reason. */
 int mok_cuda_fabric_try(const struct mok_cuda_driver *d, int device, struct mok_message *message);

@@ -19,7 +19,9 @@
 #include "engine.h"
 #include "engine_layer.h"
 
-#define WAIT_LIMIT_NS 10000000000ull
+#ifndef MOK_CUDA_WAIT_LIMIT_NS
+#define MOK_CUDA_WAIT_LIMIT_NS 10000000000ull
+#endif
 
 static void cuda_close(struct mok_engine *engine);
 
@@ -104,10 +106,16 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check(cudaStreamCreateWithFlags(&e->side, cudaStreamNonBlocking), "making a stream", message);
     if (r == 0)
+        r = check(cudaStreamCreateWithFlags(&e->capture, cudaStreamNonBlocking), "making a stream", message);
+    if (r == 0)
+        r = check(cudaStreamCreateWithFlags(&e->boards, cudaStreamNonBlocking), "making a stream", message);
+    if (r == 0)
         r = open_entries(e, message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
-    return r == 0 ? check((cudaError_t)mok_cuda_mx_setup(), "readying the kernels of MXFP8", message) : r;
+    if (r == 0)
+        r = check((cudaError_t)mok_cuda_mx_setup(), "readying the forward of MXFP8", message);
+    return r == 0 ? check((cudaError_t)mok_cuda_mx_backward_setup(), "readying the backward of MXFP8", message) : r;
 }
 
 static int cuda_open(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message)
@@ -133,10 +141,18 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
     return 0;
 }
 
-static int cuda_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message)
+static int cuda_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, uint8_t *ret_fabric,
+                             struct mok_message *message)
 {
     cudaSetDevice((int)engine->config.index);
-    return mok_cuda_memory_alloc(&engine->driver, (int)engine->config.index, bytes, ret_fd, message);
+    return mok_cuda_memory_alloc(&engine->driver, (int)engine->config.index, bytes, ret_fd, ret_fabric, message);
+}
+
+static int cuda_fabric_map(struct mok_engine *engine, const uint8_t *fabric, uint64_t bytes, void **ret,
+                           struct mok_message *message)
+{
+    cudaSetDevice((int)engine->config.index);
+    return mok_cuda_fabric_map(&engine->driver, (int)engine->config.index, fabric, bytes, ret, message);
 }
 
 static int cuda_memory_map(struct mok_engine *engine, int fd, uint64_t bytes, void **ret, struct mok_message *message)
@@ -167,6 +183,7 @@ static void fill_schedule(struct mok_engine_layer *l)
         .topk = spec->topk,
         .hidden = spec->hidden,
         .x_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan),
+        .g_row_bytes = (uint32_t)mok_cuda_x_row_bytes(&l->plan),
         .local_experts = l->plan.local_experts,
         .first_expert = spec->rank * l->plan.local_experts,
         .gate_up_tiles = l->layout.gate_up_tiles,
@@ -216,13 +233,15 @@ static void fill_main(struct mok_engine_layer *l)
         .row_src = l->schedule.row_src,
         .row_dst = l->schedule.row_dst,
         .x_ring = { NULL, spec->ep > 1 ? m + l->layout.x : NULL },
-        .wait_limit_ns = WAIT_LIMIT_NS,
+        .wait_limit_ns = MOK_CUDA_WAIT_LIMIT_NS,
         .hidden = spec->hidden,
         .k_blocks = (spec->hidden + MOK_TILE_K - 1) / MOK_TILE_K,
         .down_tiles = l->layout.down_tiles,
         .clamp = spec->clamp,
         .sides = mok_sides_of(spec->clamp),
         .chaos_delay_us = l->engine->config.chaos_delay_us,
+        .slots = (uint32_t)mok_div_up(l->plan.ring_rows, l->plan.minibatch_rows),
+        .slot_rows64 = (uint32_t)mok_div_up(l->plan.minibatch_rows, MOK_SEGMENT_ALIGN),
     };
     l->main.set[0].h = m + l->layout.h;
     l->main.set[0].inter = spec->intermediate;
@@ -236,6 +255,7 @@ static void fill_main(struct mok_engine_layer *l)
 
 static void cuda_layer_close(struct mok_engine_layer *layer)
 {
+    mok_cuda_graph_free(layer);
     free(layer);
 }
 
@@ -276,6 +296,7 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     fill_main(l);
     mok_cuda_backward_fill(l);
     mok_cuda_mx_fill(l);
+    mok_cuda_mx_backward_fill(l);
     *ret = l;
     return 0;
 }
@@ -385,8 +406,12 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     s->report = l->engine->now->report;
     s->bad_id = l->engine->now->bad_id;
     const bool mx = mok_cuda_is_mx(l);
-    if (mx ? mok_cuda_mx_schedule(l, args, stream) < 0 : mok_cuda_launch_schedule(s, stream) != 0)
-        return -MOK_EDEVICE;
+    if (!mx)
+        r = mok_cuda_launch_schedule(s, stream) == 0 ? 0 : -MOK_EDEVICE;
+    else
+        r = backward ? mok_cuda_mx_backward_schedule(l, args, stream) : mok_cuda_mx_schedule(l, args, stream);
+    if (r < 0)
+        return r;
     if (backward)
         return mok_cuda_backward_launch(l, args, stream);
     keep_ring(l, args);
@@ -397,6 +422,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     l->main.common.chaos_seed++;
     l->main.common.abort_word = l->engine->now->abort_word;
     l->main.common.report = l->engine->now->report;
+    l->main.common.marks = l->engine->now->marks_now;
     mok_cuda_retire(l, args, s->slots, &l->main.common);
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -457,11 +483,12 @@ static void check_phase(struct mok_engine_layer *layer, const struct mok_op_args
         mok_args_refuse(ret, -MOK_EARG, MOK_ARG_RANKS, layer->plan.spec.ep);
     else if (phase == MOK_PHASE_PREPARE || phase == MOK_PHASE_WHOLE)
         mok_args_check(&layer->plan, args, ret);
-    if (ret->status == 0 && mok_cuda_is_mx(layer)) {
-        if (args->kind == MOK_KIND_BACKWARD) /* of MXFP8 is not built here */
-            mok_args_refuse(ret, -MOK_ENOTSUP, MOK_ARG_OPCODE, args->kind);
-        else if (phase == MOK_PHASE_PREPARE && args->tokens && (!args->peer || !args->peer[layer->plan.spec.rank].x))
+    if (ret->status == 0 && mok_cuda_is_mx(layer) && phase == MOK_PHASE_PREPARE && args->tokens) {
+        const struct mok_peer *own = args->peer ? &args->peer[layer->plan.spec.rank] : NULL;
+        if (!own || !own->x)
             mok_args_refuse(ret, -MOK_EARG, MOK_ARG_X, layer->plan.spec.rank);
+        else if (args->kind == MOK_KIND_BACKWARD && !own->d_out)
+            mok_args_refuse(ret, -MOK_EARG, MOK_ARG_D_OUT, layer->plan.spec.rank);
     }
     if (ret->status == 0 && (phase == MOK_PHASE_MAIN || phase == MOK_PHASE_WHOLE))
         mok_args_check_peers(&layer->plan, args, ret);
@@ -472,6 +499,8 @@ static int enqueue_whole(struct mok_engine_layer *l, const struct mok_op_args *a
     int r = enqueue_prepare(l, args, l->engine->now->bad_id, stream);
     if (r == 0)
         r = enqueue_main(l, args, stream);
+    if (r == 0)
+        r = mok_cuda_trace_main_over(l->engine->now, stream);
     return r == 0 ? enqueue_reduce(l, args, stream) : r;
 }
 
@@ -487,22 +516,23 @@ int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *la
     entry->layer = layer;
     entry->phase = phase;
     entry->gate = gate ? *gate : (struct mok_engine_gate){ 0 };
+    if (gate && !gate->start)
+        entry->gate.start = &entry->report->go;
     entry->open = entry->aborted = false;
     entry->report->bad_slot_flat = UINT64_MAX;
     entry->report->tripped = 0;
     entry->report->withdraw = entry->report->withdrawn = 0;
     entry->args = (struct mok_cuda_asked){ args->kind, args->context_mode, args->tokens };
     check_phase(layer, args, phase, &entry->refused);
+    mok_cuda_trace_ready(entry);
     return 0;
 }
 
-int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+static int enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
 {
-    if (layer->engine->now->refused.status < 0)
-        return 0;
     switch (phase) {
     case MOK_PHASE_PREPARE:
-        return enqueue_prepare(layer, args, NULL, stream);
+        return enqueue_prepare(layer, args, layer->engine->now->gate.start ? layer->engine->now->bad_id : NULL, stream);
     case MOK_PHASE_MAIN:
         return enqueue_main(layer, args, stream);
     case MOK_PHASE_REDUCE:
@@ -511,6 +541,18 @@ int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *arg
         return enqueue_whole(layer, args, stream);
     }
     return -MOK_EARG;
+}
+
+int mok_cuda_queue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
+{
+    struct mok_cuda_run_entry *entry = layer->engine->now;
+
+    if (entry->refused.status < 0)
+        return 0;
+    int r = mok_cuda_trace_begin(entry, stream);
+    if (r == 0)
+        r = enqueue(layer, args, phase, stream);
+    return r == 0 ? mok_cuda_trace_end(entry, stream) : r;
 }
 
 int mok_cuda_enqueue(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase, void *stream)
@@ -632,8 +674,13 @@ static void cuda_close(struct mok_engine *engine)
             cudaStreamSynchronize(engine->stream);
         if (engine->side)
             cudaStreamDestroy(engine->side);
+        if (engine->capture)
+            cudaStreamDestroy(engine->capture);
+        if (engine->boards)
+            cudaStreamDestroy(engine->boards);
         if (engine->stream)
             cudaStreamDestroy(engine->stream);
+        mok_cuda_trace_close(engine);
         cudaFree(engine->entry[0].abort_word);
         cudaFreeHost(engine->entry[0].report);
     }
@@ -651,6 +698,12 @@ const struct mok_engine_ops mok_cuda_engine = {
     .memory_map = cuda_memory_map,
     .memory_unmap = cuda_memory_unmap,
     .fabric_try = cuda_fabric_try,
+    .fabric_map = cuda_fabric_map,
+    .board_open = mok_cuda_board_open,
+    .board_post = mok_cuda_board_post,
+    .board_look = mok_cuda_board_look,
+    .board_poll = mok_cuda_board_poll,
+    .board_close = mok_cuda_board_close,
     .layer_open = cuda_layer_open,
     .layer_close = cuda_layer_close,
     .start = mok_cuda_run_start,
@@ -660,5 +713,7 @@ const struct mok_engine_ops mok_cuda_engine = {
     .gate_map = mok_cuda_run_gate_map,
     .gate_unmap = mok_cuda_run_gate_unmap,
     .start_ahead = mok_cuda_run_start_ahead,
+    .go = mok_cuda_run_go,
     .withdraw = mok_cuda_run_withdraw,
+    .trace = mok_cuda_trace,
 };

@@ -41,7 +41,7 @@ void mok_cuda_backward_fill(struct mok_engine_layer *l)
     routed->b_rows = m + layout->b;
     routed->d_a_rows = m + layout->d_a;
     routed->d_b_rows = m + layout->d_b;
-    routed->h_rows = m + layout->h;
+    routed->h_rows = m + layout->h_wide;
     fill_set(shared, spec->shared_intermediate);
     shared->a_rows = m + layout->shared_a;
     shared->b_rows = m + layout->shared_b;
@@ -50,7 +50,7 @@ void mok_cuda_backward_fill(struct mok_engine_layer *l)
     shared->h_rows = m + layout->shared_h;
 }
 
-/* Three weights [experts][..][..] and their gradients, in the order gate, up, down. */
+/* Three weights [experts][..][..] (NULL: not BF16) and their gradients, in the order gate, up, down. */
 struct weights {
     const void *weight[3];
     void *gradient[3];
@@ -66,7 +66,8 @@ static int map_weights(const struct mok_cuda_driver *d, struct mok_cuda_backward
         uint64_t columns = i < 2 ? hidden : s->inter, rows = i < 2 ? s->inter : hidden;
 
         s->gradient_rows[i] = w->gradient[i];
-        r = mok_cuda_make_map(d, maps[i], w->weight[i], 2, columns, rows, experts, BOX_ROWS, 3);
+        if (w->weight[i])
+            r = mok_cuda_make_map(d, maps[i], w->weight[i], 2, columns, rows, experts, BOX_ROWS, 3);
         if (r == 0)
             r = mok_cuda_make_map(d, &s->gradient[i], w->gradient[i], gradient_bytes, columns, rows, experts, BOX_ROWS, 3);
     }
@@ -109,7 +110,9 @@ int mok_cuda_backward_make_maps(struct mok_engine_layer *l, const struct mok_op_
 {
     const struct mok_cuda_driver *d = &l->engine->driver;
     const struct mok_expert_params *p = &args->params;
-    const struct weights routed = { { p->gate, p->up, p->down }, { p->d_gate, p->d_up, p->d_down } };
+    const bool mx = mok_cuda_is_mx(l);
+    const struct weights routed = { { mx ? NULL : p->gate, mx ? NULL : p->up, mx ? NULL : p->down },
+                                    { p->d_gate, p->d_up, p->d_down } };
     const struct weights shared = { { p->shared_gate, p->shared_up, p->shared_down },
                                     { p->d_shared_gate, p->d_shared_up, p->d_shared_down } };
     struct mok_cuda_backward_set *s = l->backward.set;
@@ -131,6 +134,8 @@ int mok_cuda_backward_make_maps(struct mok_engine_layer *l, const struct mok_op_
         r = map_rows(d, &s[1], s[1].a_rows, s[1].b_rows, l->layout.shared_rows);
     if (r == 0 && l->backward.sums_rows)
         r = map_sums(l);
+    if (r == 0 && mx)
+        r = mok_cuda_mx_backward_make_maps(l, p, ring);
     if (r == 0) {
         l->backward_mapped = *p;
         l->backward_context = ring;
@@ -170,6 +175,8 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
     const uint8_t *ring = kept_ring(l, args);
     struct mok_cuda_common *common = &l->backward.common;
 
+    if (mok_cuda_is_mx(l))
+        return mok_cuda_mx_backward_launch(l, args, ring, stream);
     /* remote x of macrobatch 0, which this direction only reads */
     common->x_ring[0] = common->x_ring[1];
     if (ring && l->plan.spec.ep > 1)
@@ -177,6 +184,7 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
     l->backward.kept = ring != NULL;
     common->abort_word = l->engine->now->abort_word;
     common->report = l->engine->now->report;
+    common->marks = l->engine->now->marks_now;
     common->chaos_seed++;
     mok_cuda_retire(l, args, l->schedule.slots, common);
     return mok_cuda_launch_backward(&l->backward, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;

@@ -32,21 +32,38 @@ struct mok_cuda_run_entry {
     struct mok_op_result refused; /* its status is not 0: the phase was refused and ran nothing */
     struct mok_engine_gate gate;  /* start NULL: runs at once */
     bool open;                    /* the gate was seen open, or has been opened to let it pass */
+    /* of a trace; device memory, its copy here; NULL until somebody wanted to know */
+    struct mok_cuda_marks *marks, *marks_copy;
+    struct mok_cuda_marks *marks_now; /* marks, where this phase makes some; or NULL */
+    bool traced;                      /* this phase is */
 };
 
 #define MOK_CUDA_ENTRIES 2 /* what runs, and what starts by itself behind it */
+#define MOK_CUDA_GRAPHS 512 /* of all layers at most; operations of the others are launched kernel by kernel */
 
 struct mok_engine {
     struct mok_engine_config config;
     struct mok_cuda_driver driver;
     uint32_t blocks; /* of the megakernel */
-    cudaStream_t stream, side;
+    cudaStream_t stream, side, capture;
+    cudaStream_t boards; /* copies to and from all boards, in order */
     uint32_t number;    /* of the phase started last */
     uint64_t looked_ns; /* when the device was last asked */
     struct mok_cuda_run_entry entry[MOK_CUDA_ENTRIES];
     uint32_t oldest, started;       /* of the entries: the oldest that has not ended, and how many have not */
     struct mok_cuda_trip trip;      /* of the phase that waited in vain last */
     struct mok_cuda_run_entry *now; /* that phases are being queued for, or were last */
+    uint32_t graphs;                /* of all layers; layers may be closed by another thread */
+    void (*told)(void *cookie, const struct mok_engine_span *span); /* of a trace; NULL: none */
+    void *told_cookie;
+};
+
+/* The kernels of an operation as a graph, for the arguments that it was made for. */
+struct mok_cuda_graph {
+    cudaGraphExec_t graph; /* NULL: not yet, or it cannot be */
+    bool refused;
+    struct mok_op_args args; /* `peer` NULL */
+    struct mok_peer peer;
 };
 
 struct mok_engine_layer {
@@ -64,7 +81,9 @@ struct mok_engine_layer {
     struct mok_cuda_main_args main;
     struct mok_cuda_backward_args backward;
     struct mok_cuda_mx_args mx;
+    struct mok_cuda_mx_backward_args mx_backward;
     struct mok_cuda_schedule_args schedule;
+    struct mok_cuda_graph graph[MOK_CUDA_ENTRIES][MOK_KIND_BACKWARD + 1]; /* by entry and enum mok_op_kind */
 };
 
 /*
@@ -83,15 +102,32 @@ int mok_cuda_entry_outcome(struct mok_cuda_run_entry *entry, struct mok_op_resul
 /* Clears a word of an entry, before anything that is queued later can see it. */
 int mok_cuda_clear(struct mok_engine *engine, uint32_t *word);
 
+/* engine_graph.c. All kernels of a phase that says by itself that it is over, on the engine's stream; those of a whole
+ * operation are one graph where the layer has seen the same arguments before. */
+int mok_cuda_graph_queue(struct mok_cuda_run_entry *entry, const struct mok_op_args *args);
+void mok_cuda_graph_free(struct mok_engine_layer *layer);
+
 /* engine_run.c; see ../engine.h */
 int mok_cuda_run_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase);
 int mok_cuda_run_poll(struct mok_engine *engine, struct mok_op_result *ret);
 void mok_cuda_run_abort(struct mok_engine *engine);
 int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message);
 void mok_cuda_run_gate_unmap(struct mok_engine *engine, void *memory);
-int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args,
+int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
                              const struct mok_engine_gate *gate);
+void mok_cuda_run_go(struct mok_engine *engine);
 void mok_cuda_run_withdraw(struct mok_engine *engine);
+
+/* engine_trace.c; begin and end around what is queued of a traced phase, main_over between MAIN's kernels and REDUCE's */
+void mok_cuda_trace(struct mok_engine *engine, void (*told)(void *cookie, const struct mok_engine_span *span),
+                    void *cookie);
+void mok_cuda_trace_ready(struct mok_cuda_run_entry *entry);
+int mok_cuda_trace_begin(struct mok_cuda_run_entry *entry, void *stream);
+int mok_cuda_trace_main_over(struct mok_cuda_run_entry *entry, void *stream);
+int mok_cuda_trace_end(struct mok_cuda_run_entry *entry, void *stream);
+/* The phase is over, and was seen to be at `now`. */
+void mok_cuda_trace_tell(struct mok_cuda_run_entry *entry, uint64_t now_ns);
+void mok_cuda_trace_close(struct mok_engine *engine);
 
 /* retire.c: which blocks of the operation's megakernel retire, for what it will have to do over `slots` of all ranks */
 void mok_cuda_retire(const struct mok_engine_layer *l, const struct mok_op_args *args, uint64_t slots,
@@ -110,8 +146,25 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
 bool mok_cuda_is_mx(const struct mok_engine_layer *l);
 void mok_cuda_mx_fill(struct mok_engine_layer *l);
 int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p);
+/* x, of a backward d_out too */
 int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id, void *stream);
 int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
 int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+
+/* engine_mx_backward.c; `fill` once a layer, behind all others; `ring`: of a context that keeps it, or NULL */
+void mok_cuda_mx_backward_fill(struct mok_engine_layer *l);
+int mok_cuda_mx_backward_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p, const uint8_t *ring);
+int mok_cuda_mx_backward_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);
+int mok_cuda_mx_backward_launch(struct mok_engine_layer *l, const struct mok_op_args *args, const uint8_t *ring,
+                                void *stream);
+
+/* board.c */
+int mok_cuda_board_open(struct mok_engine *engine, void *memory, uint32_t slots, struct mok_engine_board **ret,
+                        struct mok_message *message);
+int mok_cuda_board_post(struct mok_engine_board *board, uint32_t slot, const struct mok_board_slot *what);
+int mok_cuda_board_look(struct mok_engine_board *board);
+int mok_cuda_board_poll(struct mok_engine_board *board, const struct mok_board_slot **ret_first,
+                        const struct mok_board_slot **ret_second);
+void mok_cuda_board_close(struct mok_engine_board *board);
 
 #endif

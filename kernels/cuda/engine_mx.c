@@ -58,15 +58,25 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
                          void *stream)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
-    const struct mok_cuda_quantize_args a = {
+    const bool backward = args->kind == MOK_KIND_BACKWARD;
+    struct mok_cuda_quantize_args a = {
         .x = args->peer[spec->rank].x,
         .bad_id = bad_id,
         .to = l->symmetric[spec->rank] + l->plan.sym_engine,
+        .wide = backward ? l->private_memory + l->layout.x_wide : NULL,
         .row_bytes = l->mx.x_row_bytes,
         .tokens = args->tokens,
         .hidden = spec->hidden,
     };
-    return mok_cuda_launch_quantize(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+    int r = mok_cuda_launch_quantize(&a, stream);
+
+    if (r == 0 && backward) {
+        a.x = args->peer[spec->rank].d_out;
+        a.to += (uint64_t)spec->max_tokens * a.row_bytes;
+        a.wide = l->private_memory + l->layout.g_wide;
+        r = mok_cuda_launch_quantize(&a, stream);
+    }
+    return r == 0 ? 0 : -MOK_EDEVICE;
 }
 
 /* The shared expert alone, of this rank's own tokens. */
@@ -82,6 +92,7 @@ static int launch_shared(struct mok_engine_layer *l, const struct mok_op_args *a
     l->main.common.x_ring[0] = l->main.common.x_ring[1];
     l->main.common.abort_word = l->engine->now->abort_word;
     l->main.common.report = l->engine->now->report;
+    l->main.common.marks = l->engine->now->marks_now;
     l->main.common.chaos_seed++;
     return mok_cuda_launch_main(&l->main, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -109,6 +120,7 @@ int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *arg
     mx->context_b = ring ? ring + kept->b : NULL;
     mx->common.abort_word = l->engine->now->abort_word;
     mx->common.report = l->engine->now->report;
+    mx->common.marks = l->engine->now->marks_now;
     mx->common.chaos_seed++;
     mok_cuda_retire(l, args, l->schedule.slots, &mx->common);
     return mok_cuda_launch_mx_main(mx, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;

@@ -68,10 +68,15 @@ int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t byte
 {
     cudaSetDevice((int)engine->config.index);
     cudaError_t e = cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
-    if (e == cudaSuccess)
-        return 0;
+    void *address = NULL;
+    if (e == cudaSuccess) {
+        e = cudaHostGetDevicePointer(&address, memory, 0);
+        if (e == cudaSuccess && address == memory)
+            return 0;
+        cudaHostUnregister(memory);
+    }
     snprintf(message->text, sizeof(message->text), "making a client's stream slots usable by the device: %s",
-             cudaGetErrorString(e));
+             e == cudaSuccess ? "it has another address there" : cudaGetErrorString(e));
     return -MOK_EDEVICE;
 }
 
@@ -93,28 +98,22 @@ static void open_gate(const struct mok_cuda_run_entry *entry)
         __atomic_store_n((uint32_t *)(uintptr_t)entry->gate.start, entry->gate.number, __ATOMIC_RELEASE);
 }
 
-static int queue_ahead(struct mok_engine *e, struct mok_cuda_run_entry *entry, const struct mok_op_args *args)
+static int queue_ahead(struct mok_engine *e, struct mok_cuda_run_entry *entry, const struct mok_op_args *args,
+                       const struct mok_engine_gate *asked)
 {
     const struct mok_engine_gate *gate = &entry->gate;
-    void *start, *done;
 
-    if (cudaHostGetDevicePointer(&start, (void *)(uintptr_t)gate->start, 0) != cudaSuccess ||
-        cudaHostGetDevicePointer(&done, gate->done, 0) != cudaSuccess)
-        return -MOK_EDEVICE;
-    const struct mok_cuda_tell_args tell = { .bad_id = entry->bad_id,
-                                             .report = entry->report,
-                                             .done = done,
-                                             .done_number = gate->number,
-                                             .number = entry->number };
+    entry->report->tell.done = asked->done; /* gate_map: the device has the same address */
+    entry->report->tell.done_number = asked->number;
+    entry->report->tell.number = entry->number;
     entry->open = is_open(gate);
-    if (!entry->open && e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)start, gate->number,
+    if (!entry->open && e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)gate->start, gate->number,
                                              CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
         return -MOK_EDEVICE;
-    int r = mok_cuda_queue(entry->layer, args, MOK_PHASE_WHOLE, e->stream);
-    return r < 0 ? r : mok_cuda_launch_tell(&tell, e->stream) == 0 ? 0 : -MOK_EDEVICE;
+    return mok_cuda_graph_queue(entry, args);
 }
 
-int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args,
+int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
                              const struct mok_engine_gate *gate)
 {
     struct mok_engine *e = layer->engine;
@@ -122,12 +121,16 @@ int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op
 
     if (e->started == MOK_CUDA_ENTRIES)
         return -MOK_EBUSY;
-    int r = mok_cuda_ready(entry, layer, args, MOK_PHASE_WHOLE, gate);
+    int r = mok_cuda_ready(entry, layer, args, phase, gate);
     if (r < 0 || entry->refused.status < 0)
         return r < 0 ? r : entry->refused.status;
     entry->number = ++e->number;
+    if (!gate->start) {
+        entry->gate.number = entry->number;
+        entry->report->go = entry->number - 1;
+    }
     entry->started_ns = now_ns();
-    r = queue_ahead(e, entry, args);
+    r = queue_ahead(e, entry, args, gate);
     if (r < 0)
         return r;
     has_started(e, entry);
@@ -139,12 +142,35 @@ static struct mok_cuda_run_entry *youngest(struct mok_engine *e)
     return e->started ? &e->entry[(e->oldest + e->started - 1) % MOK_CUDA_ENTRIES] : NULL;
 }
 
-void mok_cuda_run_withdraw(struct mok_engine *engine)
+void mok_cuda_run_go(struct mok_engine *engine)
 {
     struct mok_cuda_run_entry *entry = youngest(engine);
 
     if (!entry || !entry->gate.start)
         return;
+    entry->started_ns = now_ns();
+    entry->open = true;
+    open_gate(entry);
+}
+
+/* PREPARE asks; REDUCE has no kernel of one thread that could. Nobody has opened its gate, so it does not run. */
+static void withdraw_reduce(struct mok_engine *e, const struct mok_cuda_run_entry *entry)
+{
+    static const uint32_t withdrawn = MOK_STOP_WITHDRAWN;
+
+    if (cudaSetDevice((int)e->config.index) == cudaSuccess &&
+        cudaMemcpyAsync(entry->bad_id, &withdrawn, sizeof(withdrawn), cudaMemcpyHostToDevice, e->side) == cudaSuccess)
+        cudaStreamSynchronize(e->side);
+}
+
+void mok_cuda_run_withdraw(struct mok_engine *engine)
+{
+    struct mok_cuda_run_entry *entry = youngest(engine);
+
+    if (!entry || !entry->gate.start || entry->report->withdraw)
+        return;
+    if (entry->phase == MOK_PHASE_REDUCE && !entry->open)
+        withdraw_reduce(engine, entry);
     __atomic_store_n(&entry->report->withdraw, 1, __ATOMIC_SEQ_CST);
     entry->open = true;
     open_gate(entry);
@@ -204,6 +230,8 @@ int mok_cuda_run_poll(struct mok_engine *engine, struct mok_op_result *ret)
         result.device_ns = now - entry->started_ns;
         if (entry->aborted)
             settle_abort(engine, entry, &result);
+        else if (result.status == 0)
+            mok_cuda_trace_tell(entry, now);
     }
     *ret = result;
     return 1;

@@ -43,6 +43,11 @@ uint64_t mok_cuda_h_scale_bytes(const struct mok_plan *plan)
     return is_mx(plan) ? mok_round_up(4 * mok_div_up(plan->spec.intermediate, MOK_TILE_N / 2), 16) : 0;
 }
 
+uint64_t mok_cuda_turned_scales(uint64_t experts, uint64_t rows, uint64_t columns)
+{
+    return experts * mok_div_up(rows, 128) * 2 * mok_div_up(columns, 256);
+}
+
 static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
 {
     const struct mok_layer_spec *spec = &plan->spec;
@@ -71,6 +76,35 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
                    3ull * l->down_tiles * (l->max_runs * l->hidden_tiles + l->shared_hidden_tiles);
 }
 
+/* What only a backward of MXFP8 uses. */
+static void place_mx_backward(const struct mok_plan *plan, uint64_t *at, struct mok_cuda_layout *l)
+{
+    const struct mok_layer_spec *spec = &plan->spec;
+    const uint64_t hidden = spec->hidden, inter = spec->intermediate, experts = plan->local_experts;
+    const uint64_t padded = l->counters * MOK_SEGMENT_ALIGN, wide = (uint64_t)spec->max_tokens * hidden * 2;
+    const uint64_t scales = plan->ring_rows * mok_cuda_h_scale_bytes(plan);
+
+    l->x_wide = place(at, wide);
+    l->g_wide = place(at, wide);
+    if (spec->ep > 1) {
+        l->x_wide_ring = place(at, plan->ring_rows * hidden * 2);
+        l->g_wide_ring = place(at, plan->ring_rows * hidden * 2);
+    }
+    l->row_x_wide = place(at, padded * sizeof(uint64_t));
+    l->row_g_wide = place(at, padded * sizeof(uint64_t));
+    l->d_a_code = place(at, plan->ring_rows * inter);
+    l->d_b_code = place(at, plan->ring_rows * inter);
+    l->d_a_scale = place(at, scales);
+    l->d_b_scale = place(at, scales);
+    l->gate_t = place(at, experts * hidden * inter);
+    l->up_t = place(at, experts * hidden * inter);
+    l->down_t = place(at, experts * hidden * inter);
+    l->gate_t_scale = place(at, mok_cuda_turned_scales(experts, inter, hidden) * sizeof(float));
+    l->up_t_scale = place(at, mok_cuda_turned_scales(experts, inter, hidden) * sizeof(float));
+    l->down_t_scale = place(at, mok_cuda_turned_scales(experts, hidden, inter) * sizeof(float));
+    l->spans = place(at, 2 * l->max_macrobatches * sizeof(struct mok_cuda_head));
+}
+
 /* What only a backward uses. */
 static void place_backward(const struct mok_plan *plan, uint64_t *at, struct mok_cuda_layout *l)
 {
@@ -88,8 +122,8 @@ static void place_backward(const struct mok_plan *plan, uint64_t *at, struct mok
     l->d_a = place(at, rows);
     l->d_b = place(at, rows);
     if (plan->spec.ep > 1)
-        l->g = place(at, plan->ring_rows * plan->spec.hidden * 2);
-    l->partial = place(at, plan->ring_rows * l->hidden_tiles * sizeof(float));
+        l->g = place(at, plan->ring_rows * mok_cuda_x_row_bytes(plan));
+    l->partial = place(at, plan->ring_rows * (is_mx(plan) ? l->gate_up_tiles : l->hidden_tiles) * sizeof(float));
     l->shared_a = place(at, shared);
     l->shared_b = place(at, shared);
     l->shared_d_a = place(at, shared);
@@ -122,8 +156,10 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
         l.x = place(&at, plan->ring_rows * mok_cuda_x_row_bytes(plan));
     l.shared_h = place(&at, l.shared_rows * spec->shared_intermediate * 2);
     l.shared_y = place(&at, spec->shared_intermediate ? (uint64_t)spec->max_tokens * spec->hidden * 2 : 0);
-    if (!is_mx(plan))
-        place_backward(plan, &at, &l);
+    l.h_wide = is_mx(plan) ? place(&at, plan->ring_rows * spec->intermediate * 2) : l.h;
+    place_backward(plan, &at, &l);
+    if (is_mx(plan))
+        place_mx_backward(plan, &at, &l);
     l.bytes = at;
     *ret = l;
 }
@@ -160,11 +196,13 @@ static uint32_t compute_units(const struct mok_plan *plan, uint32_t comm)
 
 static uint64_t ring_row_bytes(const struct mok_plan *plan)
 {
-    if (is_mx(plan))
-        return h_bytes(plan) + mok_cuda_h_scale_bytes(plan) + (plan->spec.ep > 1 ? mok_cuda_x_row_bytes(plan) : 0);
+    /* codes and scales of h, d_a and d_b, of x and rows of d_out of other ranks; MXFP8 has them beside what BF16 has */
+    const uint64_t codes = 3 * (h_bytes(plan) + mok_cuda_h_scale_bytes(plan)) +
+                           (plan->spec.ep > 1 ? 2 * mok_cuda_x_row_bytes(plan) : 0);
+
     /* h, a, b, d_a, d_b; x and rows of d_out of other ranks; parts of d_topk_weight */
-    return 2 * (5 * (uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? 2 * (uint64_t)plan->spec.hidden : 0)) +
-           sizeof(float) * mok_div_up(plan->spec.intermediate, MOK_TILE_N);
+    return (is_mx(plan) ? codes : 0) + 2 * (5 * (uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? 2 * (uint64_t)plan->spec.hidden : 0)) +
+           sizeof(float) * mok_div_up(plan->spec.intermediate, is_mx(plan) ? MOK_TILE_N / 2 : MOK_TILE_N);
 }
 
 static struct mok_plan_choice ring_bytes(const struct mok_plan *plan)
@@ -199,10 +237,10 @@ static uint64_t private_bytes(const struct mok_plan *plan)
     return layout.bytes;
 }
 
-/* x, quantised by its own rank. */
+/* x and d_out, quantised by their own rank. */
 static uint64_t symmetric_bytes(const struct mok_plan *plan)
 {
-    return is_mx(plan) ? plan->spec.max_tokens * mok_cuda_x_row_bytes(plan) : 0;
+    return is_mx(plan) ? 2 * plan->spec.max_tokens * mok_cuda_x_row_bytes(plan) : 0;
 }
 
 const struct mok_plan_backend mok_cuda_plan_backend = {

@@ -128,6 +128,17 @@ enum mok_cuda_wait {
     MOK_WAIT_RING_GRADIENTS = 10, /* d_hidden: the ring's previous d_a and d_b have been read */
 };
 
+/*
+ * While somebody wants to know: when the first task of a kind in a minibatch's place of the ring began, and the last ended,
+ * by the device's clock. A task counts as begun when it is handed out.
+ */
+#define MOK_CUDA_MARKS 4096u
+#define MOK_CUDA_MARK_KINDS 8u /* enum mok_cuda_task_type, and 0: of the shared expert */
+struct mok_cuda_marks {
+    uint64_t begun[MOK_CUDA_MARKS]; /* ~0: none */
+    uint64_t ended[MOK_CUDA_MARKS];
+};
+
 /* In host memory that the device writes; one for each operation that an engine may hold. */
 struct mok_cuda_report {
     uint64_t bad_slot_flat; /* PREPARE: token * K + k of the first bad id; ~0: none */
@@ -135,11 +146,17 @@ struct mok_cuda_report {
     uint32_t tripped;
     uint64_t rows;
     uint64_t schedule_from_ns, schedule_to_ns; /* of the device's clock */
+    uint64_t begun_ns, main_over_ns, over_ns;  /* the same, while somebody wants to know */
     struct mok_cuda_trip trip;
     struct mok_context_header header; /* PREPARE of a backward: the copy of the context's that was checked */
     uint32_t ended; /* number of the phase that ended last; written by the stream behind its kernels */
     uint32_t withdrawn; /* of an operation that starts by itself: written before `ended`, the operation did nothing */
     uint32_t withdraw;  /* written by the host: it shall do nothing */
+    uint32_t go;        /* by the host: the gate that nobody else opens */
+    struct {
+        uint32_t *done; /* of the client, as the device sees it; gets done_number; NULL: it is not told */
+        uint32_t done_number, number;
+    } tell; /* by the host: what tell_kernel says */
     uint32_t expert_rows[MOK_MAX_EXPERTS]; /* [E_l] */
 };
 
@@ -156,10 +173,18 @@ struct mok_cuda_layout {
     uint64_t gates_done;                             /* as hidden_done */
     uint64_t row_g, row_weight_dst;                  /* u64 a padded row */
     uint64_t row_weight;                             /* F32 a padded row */
-    uint64_t a, b, d_a, d_b;                         /* BF16 [ring_rows][I] */
+    uint64_t a, b, d_a, d_b, h_wide;                 /* BF16 [ring_rows][I]; h_wide: h, of MXFP8 not the codes */
     uint64_t g;                                      /* BF16 [ring_rows][H] (ep > 1) */
-    uint64_t partial;                                /* F32 [ring_rows][hidden_tiles]: parts of d_topk_weight */
+    uint64_t partial; /* F32 [ring_rows][hidden_tiles], MXFP8 [gate_up_tiles]: parts of d_topk_weight */
     uint64_t shared_a, shared_b, shared_d_a, shared_d_b; /* BF16 [shared_rows][Is] */
+    /* MXFP8. This rank's x and d_out as BF16, of the codes' values: [max_tokens][H]; remote ones: [ring_rows][H] (ep > 1) */
+    uint64_t x_wide, g_wide, x_wide_ring, g_wide_ring;
+    uint64_t row_x_wide, row_g_wide;         /* u64 a padded row: where they lie; row_src and row_g say where the codes do */
+    uint64_t d_a_code, d_b_code;             /* E4M3 [ring_rows][I]; d_a, d_b and h are their values as BF16 */
+    uint64_t d_a_scale, d_b_scale;           /* as h_scale */
+    uint64_t gate_t, up_t, down_t;           /* E4M3 [E_l][H][I], [E_l][H][I], [E_l][I][H] */
+    uint64_t gate_t_scale, up_t_scale, down_t_scale; /* F32, see struct mok_cuda_turned */
+    uint64_t spans;                          /* struct mok_cuda_head, two a macrobatch */
     /* BF16 weight gradients: F32 [sums_count][3][H * I] of the expert that a macrobatch's border cuts, of every other border */
     uint64_t sums, sums_count;
     uint64_t bytes;
@@ -175,6 +200,8 @@ struct mok_cuda_layout {
 
 /* Bytes of a row of x as experts read it: BF16, or E4M3 codes with their scales behind them. */
 uint64_t mok_cuda_x_row_bytes(const struct mok_plan *plan);
+/* F32 values of a turned weight's scales. */
+uint64_t mok_cuda_turned_scales(uint64_t experts, uint64_t rows, uint64_t columns);
 /* Bytes of a row of h's scales: four a gate/up tile, in whole 16; 0 for BF16. */
 uint64_t mok_cuda_h_scale_bytes(const struct mok_plan *plan);
 void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret);
@@ -223,6 +250,13 @@ struct mok_cuda_schedule_args {
     uint32_t *gates_done;
     uint64_t *row_g, *row_weight_dst;
     float *row_weight;
+    uint32_t g_row_bytes;
+    /* MXFP8: where this rank's rows lie as BF16, which only it reads; NULL: as x and g are */
+    uint64_t *row_x_wide, *row_g_wide;
+    const void *x_wide, *g_wide;
+    /* not NULL: each macrobatch's tasks are two lists of their own, those but weight gradients, and these */
+    struct mok_cuda_head *spans;
+    uint32_t max_macrobatches;
     const void *shared_g;
     int64_t weight_from_ids, weight_slots_from_ids; /* bytes; the same on all ranks */
     const void *g[MOK_MAX_EP];
@@ -254,6 +288,8 @@ struct mok_cuda_common {
     /* The first blocks of a grid retire at a task border once they have done so much, in k-blocks; see retire.c. */
     uint32_t retiring_blocks, retire_after;
     uint32_t work[MOK_TASK_TYPES]; /* k-blocks of a task, about */
+    struct mok_cuda_marks *marks;  /* NULL: nobody wants to know */
+    uint32_t slots, slot_rows64;   /* places of the ring, and rows / 64 of each */
 };
 
 struct mok_cuda_main_args {
@@ -278,7 +314,25 @@ struct mok_cuda_quantize_args {
     const void *x; /* BF16 [tokens][H] */
     const uint32_t *bad_id; /* NULL, or not 0: do nothing */
     uint8_t *to;
+    void *wide; /* BF16 [tokens][H]: the codes' values; or NULL */
     uint32_t row_bytes, tokens, hidden;
+};
+
+/*
+ * A weight [experts][rows][columns] turned, so that a product along its rows finds them side by side: codes
+ * [experts][columns][rows] with one scale for 128 x 128 of them, F32 [experts][rows / 128][columns / 256][2], rounded up.
+ */
+struct mok_cuda_turned {
+    const uint8_t *code, *scale;
+    uint8_t *to;
+    float *to_scale;
+    uint32_t rows, columns;
+};
+
+struct mok_cuda_turn_args {
+    struct mok_cuda_turned weight[3];
+    uint32_t experts;
+    const uint32_t *bad_id; /* not 0: do nothing */
 };
 
 /* One expert set of the backward megakernel. Every map's boxes are 64 rows of 128 bytes. */
@@ -307,6 +361,27 @@ struct mok_cuda_backward_args {
     uint32_t narrow; /* weight gradients are BF16 */
     CUtensorMap sums[2]; /* FP32, the sums' planes as [I][H] and as [H][I] */
     float *sums_rows;    /* NULL: no border can cut an expert, or gradients are FP32 */
+};
+
+/* The backward of an MXFP8 layer but for its weight gradients, which are backward_kernel's. */
+struct mok_cuda_mx_backward_args {
+    struct mok_cuda_common common;
+    struct mok_cuda_mx_args mx; /* gate and up made again; its common is the same */
+    CUtensorMap gate_t, up_t, down_t; /* pairs of codes, boxes of 128 rows */
+    CUtensorMap d_a, d_b;             /* the same */
+    CUtensorMap a[2], b[2];           /* BF16, boxes of 64 rows: of macrobatch 0, of the others */
+    const float *gate_t_scale, *up_t_scale, *down_t_scale;
+    uint8_t *d_a_code, *d_b_code, *d_a_scale, *d_b_scale; /* a row of scales: mx.h_scale_bytes */
+    void *a_rows, *b_rows, *d_a_rows, *d_b_rows, *h_rows; /* BF16 [ring_rows][I]; h is weighted */
+    uint32_t *gates_done;
+    uint64_t *row_g; /* as row_src */
+    uint64_t *row_x_wide, *row_g_wide;
+    void *g_ring, *x_wide_ring, *g_wide_ring;
+    const uint64_t *row_weight_dst;
+    const float *row_weight;
+    float *partial;
+    uint32_t hidden_tiles; /* of 256 intermediate columns */
+    uint32_t kept;         /* macrobatch 0's a, b and remote x are there */
 };
 
 struct mok_cuda_reduce_args {
@@ -341,8 +416,6 @@ enum mok_cuda_stop { MOK_STOP_NONE = 0, MOK_STOP_BAD, MOK_STOP_WITHDRAWN };
 struct mok_cuda_tell_args {
     uint32_t *bad_id; /* read, and cleared for the next operation */
     struct mok_cuda_report *report;
-    uint32_t *done; /* of the client */
-    uint32_t done_number, number;
 };
 
 /* What a context keeps beside the ring. */
@@ -367,9 +440,14 @@ int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks,
 int mok_cuda_launch_quantize(const struct mok_cuda_quantize_args *args, void *stream);
 int mok_cuda_launch_mx_main(const struct mok_cuda_mx_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_setup(void);
+int mok_cuda_launch_turn(const struct mok_cuda_turn_args *args, void *stream);
+int mok_cuda_launch_mx_backward(const struct mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream);
+int mok_cuda_mx_backward_setup(void);
 int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
 int mok_cuda_launch_tell(const struct mok_cuda_tell_args *args, void *stream);
+/* *to = the device's clock, once all before it is over */
+int mok_cuda_launch_clock(uint64_t *to, void *stream);
 int mok_cuda_schedule_setup(void);
 int mok_cuda_backward_setup(void);
 /* Once a device: raises the kernels' shared-memory limits. */

@@ -50,6 +50,14 @@ __device__ __forceinline__ uint32_t mx_codes(float lo, float hi, float inverse)
     return codes;
 }
 
+/* What a pair of codes is worth, as BF16: exact, but for what BF16 has not. */
+__device__ __forceinline__ uint32_t mx_widen(uint32_t codes, float scale)
+{
+    float lo, hi;
+    unpack_e4m3(codes, lo, hi);
+    return pack_bf16(__fmul_rn(lo, scale), __fmul_rn(hi, scale));
+}
+
 /* The larger of amax and |value|, as bits; NaN and Inf do not take part. */
 __device__ __forceinline__ uint32_t mx_amax(uint32_t amax, float value)
 {

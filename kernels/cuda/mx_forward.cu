@@ -44,6 +44,12 @@ __device__ __forceinline__ void quantize(const mok_cuda_quantize_args &a, uint64
     for (uint32_t i = 0; i < quantize_values; i += 2)
         codes[i / 4] |= mx_codes(value[i], value[i + 1], inverse) << 8 * (i % 4);
     *reinterpret_cast<uint2 *>(to + column) = make_uint2(codes[0], codes[1]);
+    if (a.wide != nullptr) {
+        const float factor = mok_e8m0_to_f32(scale);
+        uint8_t *wide = static_cast<uint8_t *>(a.wide) + (token * a.hidden + column) * 2;
+        *reinterpret_cast<uint4 *>(wide) = make_uint4(mx_widen(codes[0], factor), mx_widen(codes[0] >> 16, factor),
+                                                      mx_widen(codes[1], factor), mx_widen(codes[1] >> 16, factor));
+    }
     if (column % MOK_MX_BLOCK == 0)
         to[a.hidden + column / MOK_MX_BLOCK] = scale;
 }

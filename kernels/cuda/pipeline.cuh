@@ -118,14 +118,17 @@ __device__ __forceinline__ void mbar_wait(uint32_t bar, uint32_t parity)
 #endif
 }
 
-/* Waits for task n; every lane gets it. One arrival a warp frees its place. */
+/*
+ * Waits for task n; every lane gets it. One arrival a warp frees its place. The arrival must not overtake the load, which
+ * may be stuck for long behind loads from another GPU: the vote needs what was loaded. No task is all ones.
+ */
 __device__ __forceinline__ uint4 next_task(const block_view &b, uint32_t n, uint32_t lane)
 {
     uint32_t slot = n & 1u;
     mbar_wait(b.bar(bar_task_full + slot), n >> 1 & 1u);
     uint4 v = load_shared_16(b.smem + task_offset + 16 * slot);
-    __syncwarp();
-    if (lane == 0)
+    const bool loaded = __all_sync(~0u, v.w != ~0u);
+    if (lane == 0 && loaded)
         mbar_arrive_cluster(cluster_address(b.bar(bar_task_empty + slot), 0));
     return v;
 }
@@ -180,8 +183,25 @@ __device__ void chaos(const mok_cuda_common &p, uint32_t id)
         __nanosleep(500);
 }
 
+/* Ends the task marked before, begins this one; what is marked now. */
+__device__ uint32_t mark(const mok_cuda_common &p, uint32_t before, uint4 v)
+{
+    const task t = decode(v);
+    const unsigned long long now = timer_ns();
+    if (before < MOK_CUDA_MARKS)
+        atomicMax(reinterpret_cast<unsigned long long *>(p.marks->ended + before), now);
+    if (t.type == MOK_TASK_END)
+        return ~0u;
+    const uint32_t slot = t.shared ? 0 : t.macrobatch * p.slots + t.ring64 / p.slot_rows64;
+    const uint32_t place = slot * MOK_CUDA_MARK_KINDS + (t.shared ? 0 : t.type);
+    if (place < MOK_CUDA_MARKS)
+        atomicMin(reinterpret_cast<unsigned long long *>(p.marks->begun + place), now);
+    return place;
+}
+
 __device__ void schedule(const mok_cuda_common &p, const block_view &b)
 {
+    uint32_t marked = ~0u;
     const uint32_t tasks = __ldcg(&p.head->tasks), most = blockIdx.x < p.retiring_blocks ? p.retire_after : ~0u;
     for (uint32_t n = 0, done = 0;; n++) {
         uint32_t slot = n & 1u;
@@ -200,6 +220,11 @@ __device__ void schedule(const mok_cuda_common &p, const block_view &b)
             store_async_16(cluster_address(b.smem + task_offset + 16 * slot, r), v, bar);
         }
         const uint32_t type = decode(v).type;
+        if (p.marks != nullptr) {
+            if (type == MOK_TASK_END) /* all have ended the one before when they have read this one */
+                mbar_wait(b.bar(bar_task_empty + slot), n >> 1 & 1u);
+            marked = mark(p, marked, v);
+        }
         if (type == MOK_TASK_END)
             return;
         done += p.work[type];

@@ -379,5 +379,14 @@ __device__ __forceinline__ uint32_t pack_e4m3(float lo, float hi)
     return r;
 }
 
+/* The values of two E4M3 codes, exactly. */
+__device__ __forceinline__ void unpack_e4m3(uint32_t codes, float &lo, float &hi)
+{
+    asm("{\n .reg .b32 pair;\n .reg .b16 l, h;\n cvt.rn.f16x2.e4m3x2 pair, %2;\n mov.b32 {l, h}, pair;\n"
+        " cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
+        : "=f"(lo), "=f"(hi)
+        : "h"(static_cast<uint16_t>(codes)));
+}
+
 } // namespace mok
 #endif

@@ -74,17 +74,32 @@ __global__ void __launch_bounds__(threads) reduce_kernel(const __grid_constant__
 __global__ void tell_kernel(const __grid_constant__ mok_cuda_tell_args a)
 {
     mok::let_next_kernel_start();
+    /* a trip to the host's memory, while the kernel before this one still runs */
+    uint32_t *const done =
+        reinterpret_cast<uint32_t *>(__ldcv(reinterpret_cast<const unsigned long long *>(&a.report->tell.done)));
+    const uint32_t done_number = __ldcv(&a.report->tell.done_number), number = __ldcv(&a.report->tell.number);
     mok::wait_for_previous_kernel();
     const bool withdrawn = __ldcg(a.bad_id) == MOK_STOP_WITHDRAWN;
+    __threadfence_system(); /* quick while this thread has written nothing */
+    if (!withdrawn && done != nullptr)
+        *static_cast<volatile uint32_t *>(done) = done_number;
     *a.bad_id = MOK_STOP_NONE;
     a.report->withdrawn = withdrawn;
     __threadfence_system();
-    if (!withdrawn)
-        *static_cast<volatile uint32_t *>(a.done) = a.done_number;
-    *static_cast<volatile uint32_t *>(&a.report->ended) = a.number;
+    *static_cast<volatile uint32_t *>(&a.report->ended) = number;
+}
+
+__global__ void clock_kernel(uint64_t *to)
+{
+    *to = mok::timer_ns();
 }
 
 } // namespace
+
+extern "C" int mok_cuda_launch_clock(uint64_t *to, void *stream)
+{
+    return mok::launch(false, clock_kernel, dim3(1), 1, 0, stream, to);
+}
 
 extern "C" int mok_cuda_launch_tell(const mok_cuda_tell_args *args, void *stream)
 {

@@ -316,6 +316,16 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
     a.head->next_task = 0;
 }
 
+/* Tasks of a list that has a kernel to itself. */
+__device__ void put_span(const mok_cuda_schedule_args &a, uint32_t span, uint32_t first, uint32_t end)
+{
+    mok_cuda_head head = {};
+    head.tasks = end;
+    head.next_task = first;
+    head.macrobatches = 1; /* of which a kernel knows */
+    a.spans[span] = head;
+}
+
 constexpr uint32_t wgrad_band = 8; /* tiles of intermediate columns, see fill_run */
 
 /* Tasks of one weight gradient run. */
@@ -332,7 +342,7 @@ __device__ __forceinline__ uint32_t wgrads_of(const mok_cuda_schedule_args &a, b
 __device__ void order_backward(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t chunks, uint32_t empty_runs)
 {
     constexpr uint32_t warps = MOK_CONSUMER_WARPS * MOK_CLUSTER;
-    uint32_t next = 0, macrobatches = 0;
+    uint32_t next = 0, macrobatches = 0, span = 0;
     mok_cuda_chunk shared = {};
     shared.gate_ups = tasks_of(a.shared_tokens, a.shared_gate_up_tiles);
     shared.d_hiddens = tasks_of(a.shared_tokens, a.shared_hidden_tiles);
@@ -376,6 +386,11 @@ __device__ void order_backward(const mok_cuda_schedule_args &a, scan_shared &s, 
         const uint32_t wgrads = runs * wgrads_of(a, false);
         a.macrobatches[macrobatch] = { gate_ups * warps, downs * warps,  0, 0, d_hiddens * warps, wgrads * warps, 0,
                                        0,                take(wgrads), {} };
+        if (a.spans != nullptr) {
+            put_span(a, 2 * macrobatches, span, next - wgrads);
+            put_span(a, 2 * macrobatches + 1, next - wgrads, next);
+            span = next;
+        }
     }
     if (chunks == 0) {
         shared.first_gate_up = take(shared.gate_ups);
@@ -386,6 +401,14 @@ __device__ void order_backward(const mok_cuda_schedule_args &a, scan_shared &s, 
     for (uint32_t i = 0; i < min(chunks, near_chunks); i++)
         a.chunks[i] = s.near[i];
     a.head->first_empty_wgrad = take(empty_runs * wgrads_of(a, false));
+    if (a.spans != nullptr) { /* those without rows go with the last macrobatch's, if there is one */
+        const uint32_t last = macrobatches ? macrobatches - 1 : 0;
+        if (macrobatches == 0)
+            put_span(a, 0, 0, 0);
+        put_span(a, 2 * last + 1, macrobatches ? a.macrobatches[last].first_wgrad : 0, next);
+        for (uint32_t i = 2 * last + 2; i < 2 * a.max_macrobatches; i++)
+            put_span(a, i, 0, 0);
+    }
     a.head->first_shared_wgrad = next;
     if (a.shared_hidden_tiles > 0 && (a.shared_tokens > 0 || a.overwrite))
         take(wgrads_of(a, true));
@@ -665,8 +688,12 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
         a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
         if (a.backward) {
             const uint64_t slots = reinterpret_cast<uint64_t>(a.ids[rank]) + slot * 4; /* all of four bytes a slot */
-            a.row_g[row] =
-                (reinterpret_cast<uint64_t>(a.g[rank]) + slot / a.topk * a.hidden * 2) | (rank != a.rank);
+            a.row_g[row] = (reinterpret_cast<uint64_t>(a.g[rank]) + slot / a.topk * a.g_row_bytes) | (rank != a.rank);
+            if (a.row_x_wide != nullptr) { /* others' rows have a place once they are pulled */
+                const uint64_t at = slot / a.topk * a.hidden * 2;
+                a.row_x_wide[row] = rank == a.rank ? reinterpret_cast<uint64_t>(a.x_wide) + at : 1;
+                a.row_g_wide[row] = rank == a.rank ? reinterpret_cast<uint64_t>(a.g_wide) + at : 1;
+            }
             a.row_weight[row] = __ldcg(reinterpret_cast<const float *>(slots + a.weight_from_ids));
             a.row_weight_dst[row] = slots + a.weight_slots_from_ids;
         }
@@ -688,6 +715,9 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     if (__ldcg(a.bad_id)) {
         if (block == 0 && threadIdx.x == 0)
             a.head->tasks = a.head->macrobatches = 0;
+        if (block == 0 && a.spans != nullptr)
+            for (uint32_t i = threadIdx.x; i < 2 * a.max_macrobatches; i += threads)
+                put_span(a, i, 0, 0);
         return;
     }
     if (block == 0 && threadIdx.x == 0)

@@ -112,12 +112,15 @@ static uint64_t memory_available(void)
 }
 
 /* Sealed, so that no holder of the descriptor can take pages away under us; allocated, so that no write can fail. */
-static int host_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, struct mok_message *message)
+static int host_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret_fd, uint8_t *ret_fabric,
+                             struct mok_message *message)
 {
     uint64_t available = memory_available();
     int fd, r;
 
     (void)engine;
+    if (ret_fabric)
+        return fail(message, -MOK_ENOTSUP, "a host device's memory cannot be had by a fabric handle");
     if (bytes == 0)
         return fail(message, -MOK_ERANGE, "bytes = 0, at least 1 is needed");
     /* asked first: an allocation that cannot succeed would take every page there is before it fails */

@@ -182,6 +182,9 @@ static int usage(FILE *file)
                   "  metrics what being scraped costs a busy mokd, and what an idle one takes\n"
                   "  crowd   many sessions with many operations in flight each\n"
                   "  mxfp8   accuracy of the two MXFP8 scale rules\n"
+#ifdef MOK_HAVE_CUDA
+                  "  quantize weights to MXFP8 on a GPU, beside a copy\n"
+#endif
                   "  restart from the end of mokd to the next finished operation of a job\n"
                   "  mesh    a million small commands between two nodes of a rack, both ways\n"
                   "  sim     racks of up to 18 nodes x 4 devices in virtual time\n"
@@ -209,6 +212,10 @@ int main(int argc, char **argv)
         return bench_crowd(argc - 1, argv + 1);
     if (strcmp(argv[1], "mxfp8") == 0)
         return bench_mxfp8(argc - 1, argv + 1);
+#ifdef MOK_HAVE_CUDA
+    if (strcmp(argv[1], "quantize") == 0)
+        return bench_quantize(argc - 1, argv + 1);
+#endif
     if (strcmp(argv[1], "mesh") == 0)
         return bench_mesh(argc - 1, argv + 1);
     if (strcmp(argv[1], "sim") == 0)

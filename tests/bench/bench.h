@@ -56,6 +56,7 @@ int bench_queue(int argc, char **argv);
 int bench_layer(int argc, char **argv);
 int bench_engine(int argc, char **argv);
 int bench_mxfp8(int argc, char **argv);
+int bench_quantize(int argc, char **argv); /* only with the CUDA engine */
 int bench_metrics(int argc, char **argv);
 int bench_crowd(int argc, char **argv);
 int bench_mesh(int argc, char **argv);

@@ -69,11 +69,16 @@ static void copy(void *to, const void *from, uint64_t bytes)
 
 static int measure(struct part *part)
 {
+    /* What comes behind long work finds a slower card, so each figure comes behind each other one as often. */
+    static const uint8_t order[FIGURES][FIGURES] = { { DAEMON, OWN, OWN_QUEUED, DAEMON_QUEUED },
+                                                     { OWN, DAEMON_QUEUED, DAEMON, OWN_QUEUED },
+                                                     { DAEMON_QUEUED, OWN_QUEUED, OWN, DAEMON },
+                                                     { OWN_QUEUED, DAEMON, DAEMON_QUEUED, OWN } };
     uint32_t rounds = part->options->rounds;
 
     for (uint32_t i = 0; i < rounds + WARM; i++) {
         for (int n = 0; n < FIGURES; n++) {
-            int f = i & 1 ? FIGURES - 1 - n : n; /* what comes behind long work finds a slower card */
+            int f = order[i % FIGURES][n];
             double one = cuda_rank_time(part->rank, f == DAEMON || f == DAEMON_QUEUED, f >= DAEMON_QUEUED ? QUEUED : 1);
             if (isnan(one))
                 return -1;

@@ -22,7 +22,6 @@
 #include "stats.h"
 #include "workload.h"
 
-#define SCRAPES_A_SECOND 1u
 #define WINDOW_MS 1000.0
 
 static const struct workload layer = { .hidden = 128,
@@ -114,22 +113,47 @@ static uint64_t done_so_far(struct load *load)
     return __atomic_load_n(&load->done[0], __ATOMIC_RELAXED) + __atomic_load_n(&load->done[1], __ATOMIC_RELAXED);
 }
 
-/* Operations a second in one window; `scrapes` of them evenly spread over it. */
-static double window(struct load *load, unsigned scrapes, size_t *ret_bytes)
+/* What a window saw. CPU in seconds. */
+struct seen {
+    double rate;      /* operations a second */
+    double done, cpu; /* operations, and what mokd and its workers spent on them and on all else */
+    double mokd;
+    size_t bytes; /* of a scrape */
+};
+
+static double cpu_of_all(const struct stack *stack)
 {
+    pid_t workers[2];
+    double sum = cpu_seconds(stack->mokd);
+
+    for (size_t i = 0, n = stack_workers(stack, workers, 2); i < n; i++)
+        sum += cpu_seconds(workers[i]);
+    return sum;
+}
+
+/* One window with so many scrapes, evenly spread over it. */
+static struct seen window(struct load *load, const struct stack *stack, unsigned scrapes)
+{
+    struct seen seen = { .bytes = 0 };
+    double cpu = cpu_of_all(stack), mokd = cpu_seconds(stack->mokd), start_ms = bench_now_ms();
     uint64_t before = done_so_far(load);
-    double start_ms = bench_now_ms();
 
     for (unsigned i = 0; i < scrapes; i++) {
         char *answer = http_get(door, "/metrics", "");
-        *ret_bytes = answer ? strlen(answer) : 0;
+        seen.bytes = answer ? strlen(answer) : 0;
         free(answer);
-        pause_ms(WINDOW_MS / scrapes - (bench_now_ms() - start_ms - WINDOW_MS / scrapes * i));
+        double left = WINDOW_MS / scrapes * (i + 1) - (bench_now_ms() - start_ms);
+        if (left > 0)
+            pause_ms(left);
     }
     double left = WINDOW_MS - (bench_now_ms() - start_ms);
     if (left > 0)
         pause_ms(left);
-    return (double)(done_so_far(load) - before) / (bench_now_ms() - start_ms) * 1e3;
+    seen.done = (double)(done_so_far(load) - before);
+    seen.rate = seen.done / (bench_now_ms() - start_ms) * 1e3;
+    seen.cpu = cpu_of_all(stack) - cpu;
+    seen.mokd = cpu_seconds(stack->mokd) - mokd;
+    return seen;
 }
 
 static int open_load(struct load *load, const struct stack *stack)
@@ -176,44 +200,76 @@ static double counting_ns(void)
     return (bench_now_ms() - start_ms) * 1e6 / ROUNDS;
 }
 
-static int measure_scrapes(unsigned pairs)
-{
-    static struct load load;
-    struct stack stack;
-    size_t bytes = 0;
-    double *ratio = calloc(pairs, sizeof(*ratio)), rate = 0;
+/* A median, and how far from it that of all such rounds may be. */
+struct estimate {
+    double median, error;
+};
 
-    if (!ratio || start(&stack, 2) < 0)
-        return -1;
-    int code = open_load(&load, &stack);
-    double cpu = 0;
-    if (code == 0)
-        window(&load, 0, &bytes);
-    for (unsigned i = 0; code == 0 && i < pairs; i++) {
-        /* which comes first takes turns, so that a drift falls on both */
-        double rates[2] = { 0 };
-        for (unsigned k = 0; k < 2; k++) {
-            unsigned with = (i + k) % 2;
-            double before = cpu_seconds(stack.mokd);
-            rates[with] = window(&load, with ? SCRAPES_A_SECOND : 0, &bytes);
-            cpu += with ? cpu_seconds(stack.mokd) - before : 0;
-        }
-        ratio[i] = rates[1] / rates[0];
-        rate += rates[0] / pairs;
+static struct estimate estimate(double *values, unsigned count)
+{
+    struct estimate e = { .median = bench_quantile(values, count, 0.5) };
+    double spread = bench_quantile(values, count, 0.75) - bench_quantile(values, count, 0.25);
+
+    /* Of a normal distribution: the quartiles are 1.349 sigma apart, the median's own sigma is 1.2533 / sqrt(n) of it.
+     */
+    e.error = spread / 1.349 * 1.2533 / sqrt(count);
+    return e;
+}
+
+/*
+ * Once a second is less than anything else that a machine does. So there are many more scrapes, in windows that take
+ * turns with windows without, and what they cost is divided by their number: the error is, too. What counts is CPU, of
+ * mokd and its workers, beyond what as many operations take without a scrape: whoever else is on the machine takes none
+ * of that.
+ */
+static const unsigned rates[] = { 0, 20, 100 };
+enum { RATES = sizeof(rates) / sizeof(rates[0]), DEVICES = 2 };
+
+struct rounds {
+    unsigned count;
+    double *ms[RATES];        /* of CPU that a scrape cost, of each round */
+    double *lost[RATES];      /* of throughput, in percent for one scrape a second */
+    double mokd[RATES], rate; /* sums over the rounds */
+    size_t bytes;
+};
+
+static void one_round(struct load *load, const struct stack *stack, unsigned number, struct rounds *rounds)
+{
+    struct seen seen[RATES];
+
+    for (unsigned k = 0; k < RATES; k++) { /* which comes first takes turns, so that a drift falls on all */
+        unsigned i = (number + k) % RATES;
+        seen[i] = window(load, stack, (unsigned)(rates[i] * WINDOW_MS / 1e3));
+        rounds->mokd[i] += seen[i].mokd;
     }
-    if (code == 0)
-        close_load(&load);
-    stack_stop(&stack);
-    double cost = 100 * (1 - bench_quantile(ratio, pairs, 0.5)), low = 100 * (1 - bench_quantile(ratio, pairs, 0.75)),
-           high = 100 * (1 - bench_quantile(ratio, pairs, 0.25));
-    double count = counting_ns();
-    char extra[320];
+    for (unsigned i = 1; i < RATES; i++) {
+        rounds->ms[i][number] = (seen[i].cpu - seen[0].cpu / seen[0].done * seen[i].done) / rates[i] * 1e3;
+        rounds->lost[i][number] = 100 * (1 - seen[i].rate / seen[0].rate) / rates[i];
+    }
+    rounds->rate += seen[0].rate;
+    rounds->bytes = seen[RATES - 1].bytes;
+}
+
+static void report(struct rounds *rounds)
+{
+    struct estimate cpu[RATES], lost[RATES];
+    double seconds = rounds->count * WINDOW_MS * 1e-3, rate = rounds->rate / rounds->count, count = counting_ns();
+    char extra[640];
+
+    for (unsigned i = 1; i < RATES; i++) {
+        cpu[i] = estimate(rounds->ms[i], rounds->count);
+        lost[i] = estimate(rounds->lost[i], rounds->count);
+    }
+    double mokd_ms = (rounds->mokd[RATES - 1] - rounds->mokd[0]) / seconds / rates[RATES - 1] * 1e3;
+    double percent = cpu[2].median * 1e-3 / DEVICES * 100, error = cpu[2].error * 1e-3 / DEVICES * 100;
     snprintf(extra, sizeof(extra),
-             "\"cost_percent\":%.3f,\"cost_quartiles\":[%.3f,%.3f],\"pairs\":%u,\"scrapes_per_second\":%u,\"scrape_"
-             "bytes\":%zu,"
-             "\"mokd_cpu_percent\":%.3f,\"ops_per_second\":%.1f,\"counting_ns\":%.1f,\"counting_percent\":%.4f",
-             cost, low, high, pairs, SCRAPES_A_SECOND, bytes, 100 * cpu / (pairs * WINDOW_MS * 1e-3), rate, count,
-             count * rate * 1e-9 / 2 * 100);
+             "\"rounds\":%u,\"scrape_bytes\":%zu,\"cost_percent\":%.4f,\"cost_error\":%.4f,\"scrape_ms\":%.4f,"
+             "\"scrape_ms_error\":%.4f,\"few_scrape_ms\":%.4f,\"few_scrape_ms_error\":%.4f,\"mokd_ms\":%.4f,"
+             "\"throughput_percent\":%.4f,\"throughput_error\":%.4f,\"scrapes_per_second\":[%u,%u],"
+             "\"ops_per_second\":%.1f,\"counting_ns\":%.1f,\"counting_percent\":%.4f",
+             rounds->count, rounds->bytes, percent, error, cpu[2].median, cpu[2].error, cpu[1].median, cpu[1].error,
+             mokd_ms, lost[2].median, lost[2].error, rates[1], rates[2], rate, count,
+             count * rate * 1e-9 / DEVICES * 100);
     struct bench_record record = { .engine = "host",
                                    .op = "scrape",
                                    .shape = "128x256x8x2",
@@ -225,12 +281,40 @@ static int measure_scrapes(unsigned pairs)
                                    .extra = extra };
     bench_emit(&record);
     if (!bench.json)
-        printf(
-            "scraped once a second (%zu bytes): throughput %+.2f %% (quartiles %.2f .. %.2f), mokd %.2f %% of a core; "
-            "counting %.0f ns an operation of %.0f us (%.3f %%)\n",
-            bytes, -cost, -high, -low, 100 * cpu / (pairs * WINDOW_MS * 1e-3), count, 2e6 / rate,
-            count * rate * 1e-9 / 2 * 100);
-    free(ratio);
+        printf("a scrape of %zu bytes costs %.3f +- %.3f ms of CPU, %.3f of them mokd's (from %u a second; from %u: "
+               "%.3f +- "
+               "%.3f): once a second %.4f +- %.4f %% of %u devices' cores; throughput %+.3f +- %.3f %%; counting %.0f "
+               "ns an "
+               "operation (%.4f %%)\n",
+               rounds->bytes, cpu[2].median, cpu[2].error, mokd_ms, rates[2], rates[1], cpu[1].median, cpu[1].error,
+               percent, error, DEVICES, -lost[2].median, lost[2].error, count, count * rate * 1e-9 / DEVICES * 100);
+}
+
+static int measure_scrapes(unsigned count)
+{
+    static struct load load;
+    struct stack stack;
+    struct rounds rounds = { .count = count };
+    double *memory = calloc(count, 2 * RATES * sizeof(*memory));
+
+    if (!memory || start(&stack, DEVICES) < 0) {
+        free(memory);
+        return -1;
+    }
+    for (unsigned i = 0; i < RATES; i++) {
+        rounds.ms[i] = memory + 2 * i * count;
+        rounds.lost[i] = memory + (2 * i + 1) * count;
+    }
+    int code = open_load(&load, &stack);
+    if (code == 0) {
+        window(&load, &stack, 0);
+        for (unsigned i = 0; i < count; i++)
+            one_round(&load, &stack, i, &rounds);
+        close_load(&load);
+        report(&rounds);
+    }
+    stack_stop(&stack);
+    free(memory);
     return code;
 }
 
@@ -277,26 +361,26 @@ static int measure_idle(unsigned seconds)
 int bench_metrics(int argc, char **argv)
 {
     static const struct option options[] = { { "json", no_argument, NULL, 'j' },
-                                             { "pairs", required_argument, NULL, 'p' },
+                                             { "rounds", required_argument, NULL, 'r' },
                                              { "idle-seconds", required_argument, NULL, 'i' },
                                              { "help", no_argument, NULL, 'h' },
                                              { 0 } };
-    unsigned pairs = 30, idle = 20;
+    unsigned rounds = 60, idle = 20;
     int c;
 
     while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (c == 'j')
             bench.json = true;
-        else if (c == 'p')
-            pairs = bench_number("pairs", optarg, 1, 10000);
+        else if (c == 'r')
+            rounds = bench_number("rounds", optarg, 1, 10000);
         else if (c == 'i')
             idle = bench_number("idle-seconds", optarg, 1, 3600);
         else {
-            fprintf(c == 'h' ? stdout : stderr, "Usage: mok-bench metrics [--pairs N] [--idle-seconds S] [--json]\n");
+            fprintf(c == 'h' ? stdout : stderr, "Usage: mok-bench metrics [--rounds N] [--idle-seconds S] [--json]\n");
             return c == 'h' ? 0 : 2;
         }
     }
-    return measure_idle(idle) == 0 && measure_scrapes(pairs) == 0 ? 0 : 1;
+    return measure_idle(idle) == 0 && measure_scrapes(rounds) == 0 ? 0 : 1;
 }
 
 /* ---------------------------------------------------------------- a crowd */

@@ -161,10 +161,13 @@ def metrics(rs):
             rows += [["idle mokd, 2 devices", f"{r['mokd_cpu_percent']:.3f} % of a core, {r['mokd_resident_mb']:.1f} MB resident"],
                      ["idle worker", f"{r['worker_cpu_percent']:.3f} % of a core, {r['worker_resident_mb']:.1f} MB resident"]]
         else:
-            low, high = r["cost_quartiles"]
-            rows += [["throughput lost to a scrape a second, median (quartiles)",
-                      f"{r['cost_percent']:.2f} % ({low:.2f} .. {high:.2f}), {r['pairs']} pairs"],
-                     ["mokd while scraped once a second", f"{r['mokd_cpu_percent']:.2f} % of a core"],
+            few, many = r["scrapes_per_second"]
+            rows += [["a scrape a second, of the cores of two devices", f"{r['cost_percent']:.3f} +- {r['cost_error']:.3f} %"],
+                     [f"CPU of mokd and workers that a scrape of {r['scrape_bytes']:,} bytes costs, from {many} a second",
+                      f"{r['scrape_ms']:.2f} +- {r['scrape_ms_error']:.2f} ms, {r['mokd_ms']:.2f} of them mokd's"],
+                     [f"the same, from {few} a second", f"{r['few_scrape_ms']:.2f} +- {r['few_scrape_ms_error']:.2f} ms"],
+                     ["throughput lost to a scrape a second, with the scraper on the same cores",
+                      f"{r['throughput_percent']:.3f} +- {r['throughput_error']:.3f} %"],
                      ["counting an operation", f"{r['counting_ns']:.0f} ns, {r['counting_percent']:.4f} % of one of {r['ms'] * 1e3:.0f} us"]]
     return table(["what", "figure"], rows)
 

@@ -43,6 +43,8 @@ static void op_open(void *cookie, const struct group_roster *roster)
     struct daemon *d = cookie;
 
     must(roster->size >= 1 && roster->size <= MOK_MAX_EP);
+    for (uint32_t rank = 0; rank < roster->size; rank++)
+        must(memchr(roster->rank[rank].no_fabric, '\0', sizeof(roster->rank[rank].no_fabric)) != NULL);
     if (d->n_groups == 64)
         return;
     d->group[d->n_groups++] = roster->id;
@@ -132,6 +134,9 @@ static uint8_t take(struct input *in)
     return *in->data++;
 }
 
+static const char a_long_reason[] = "a reason that is longer than what is kept of one, and than what goes into a sentence of any kind at all: "
+                                    "0123456789012345678901234567890123456789012345678901234567890123456789";
+
 static void receive(struct daemon *d, struct input *in, uint32_t from)
 {
     size_t size = take(in);
@@ -142,8 +147,21 @@ static void receive(struct daemon *d, struct input *in, uint32_t from)
     in->size -= size;
     if (!message)
         return;
+    if (message->body_case == MOK__GROUP_MESSAGE__BODY_HANDLE && group_handle_is_sound(message->handle))
+        must(message->handle->rank < MOK_MAX_EP && message->handle->group & GROUP_ID_FLAG &&
+             (message->handle->fabric.len == 0 || message->handle->fabric.len == GROUP_FABRIC_BYTES));
     group_node_receive(&d->node, from, message, d->now_ms);
     mok__group_message__free_unpacked(message, NULL);
+}
+
+/* A rank that is not let in, of a group that others may wait for. */
+static void decline(struct daemon *d, struct input *in)
+{
+    uint8_t what = take(in);
+    struct group_error error;
+
+    group_error_set(&error, -MOK_EDRAIN, 0, "%s", a_long_reason);
+    group_node_decline(&d->node, what & 1, what & 4 ? "a" : "b", take(in), &error, d->now_ms);
 }
 
 static void join(struct daemon *d, struct input *in)
@@ -153,7 +171,10 @@ static void join(struct daemon *d, struct input *in)
                                      .size = 1 + (what >> 3 & 3), .kind = 1, .timeout_ms = what & 0x80 ? 500 : 0 };
     uint64_t number;
 
-    joining.rank = take(in) % joining.size;
+    uint8_t more = take(in);
+    joining.rank = more % joining.size;
+    joining.fabric = more & 0x80;
+    joining.no_fabric = more & 0x40 ? a_long_reason : "";
     must(group_node_join(&d->node, &joining, d->now_ms, &number) == 0 && number > 0);
 }
 
@@ -200,7 +221,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             group_node_tick(&d.node, d.now_ms);
             break;
         case 5:
-            group_node_withdraw(&d.node, 1 + take(&in) % 8, NULL, d.now_ms);
+            if (action & 8)
+                decline(&d, &in);
+            else
+                group_node_withdraw(&d.node, 1 + take(&in) % 8, NULL, d.now_ms);
             break;
         default:
             receive(&d, &in, peer);

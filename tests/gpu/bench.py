@@ -1,6 +1,7 @@
 """One forward, or one backward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
 usage: bench.py [--op forward|backward] [--precision bf16|mxfp8] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines, which tables.py reads.
---precision mxfp8: `NAME mxfp8` and `NAME mxfp8 tiles` (weights in tiles of 128 x 128) beside the BF16 forward.
+--precision mxfp8: `NAME mxfp8` and `NAME mxfp8 tiles` (weights in tiles of 128 x 128) beside the BF16 forward or backward; with the
+latter `NAME both`, `NAME mxfp8 both`..: a forward and a backward.
 Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones), `NAME +=` adds to them, `NAME recompute`
 makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring, `NAME bf16` overwrites BF16 gradients, `NAME bf16 +=` adds to
 them; the baseline's is its own backward alone."""
@@ -62,12 +63,12 @@ for name in shapes:
     run = {"baseline": graph(lambda: core.bwd(dy) if back else core.fwd(x, idx, w)), "dense": dense}
     groups, i32 = [], idx.int()
 
-    def add_backward(n, path, flags=2, context_mode=1, ring=0, bf16=False):
+    def add_backward(n, path, flags=2, context_mode=1, ring=0, bf16=False, params=[gate, up, w2, None, None, None], precision=1, both=False):
         """One more backward; how far its d_x is from the baseline's, and its weight gradients too."""
-        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode, bf16_gradients=bf16)
+        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode, bf16_gradients=bf16, precision=precision)
         out, dx, dw = torch.empty_like(x), torch.empty_like(x), torch.empty(T, k, device="cuda")
         grads = [torch.zeros(el, *s, device="cuda", dtype=BF if bf16 else torch.float32) for s in ((I, H), (I, H), (H, I))]
-        G.set([x], [i32], [w], [[gate, up, w2, None, None, None]], [out])
+        G.set([x], [i32], [w], [params], [out])
         G.set_backward([dy], [grads + [None] * 3], [dx], [dw], flags)
         G.forward()
         schedule = []
@@ -85,6 +86,8 @@ for name in shapes:
         print(json.dumps(dict(shape=name, lib=n, relerr=[float("%.2e" % e) for e in errors], rows=oc[1], schedule_us=st.median(schedule),
                               kernels_us=kernels(G.backward))), flush=True)
         run[n] = graph(G.backward)
+        if both:
+            run[n + " both"] = graph(lambda: (G.forward(), G.backward()))
         groups.append((G, (out, dx, dw, grads)))
 
     def add(n, path, ids, params=[gate, up, w2, None, None, None], **options):
@@ -114,7 +117,12 @@ for name in shapes:
                 codes, scales = zip(*[quantise(m, tiles) for m in (gate, up, w2)])
                 add(n + (" mxfp8 tiles" if tiles else " mxfp8"), path, i32, params=[*codes, None, None, None, *scales], precision=3)
             continue
-        add_backward(n, path)
+        add_backward(n, path, both=precision == "mxfp8")
+        if precision == "mxfp8":
+            for tiles in (False, True):
+                codes, scales = zip(*[quantise(m, tiles) for m in (gate, up, w2)])
+                add_backward(n + (" mxfp8 tiles" if tiles else " mxfp8"), path, params=[*codes, None, None, None, *scales], precision=3, both=True)
+            continue
         add_backward(n + " +=", path, flags=0)
         add_backward(n + " bf16", path, bf16=True)
         if os.environ.get("BF16_ADD"):

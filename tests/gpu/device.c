@@ -44,7 +44,7 @@ static struct device_memory take(struct mok_engine *engine, const void *from, ui
 
     if (bytes == 0)
         return memory;
-    if (ops()->memory_alloc(engine, bytes, &fd, &message) < 0 ||
+    if (ops()->memory_alloc(engine, bytes, &fd, NULL, &message) < 0 ||
         ops()->memory_map(engine, fd, bytes, &memory.at, &message) < 0)
         fail_msg("%llu bytes of device memory: %s", (unsigned long long)bytes, message.text);
     close(fd);

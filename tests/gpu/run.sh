@@ -9,10 +9,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 if [[ ${1:-} == pack ]]; then
     build=$2 dir=$3
     mkdir -p "$dir/lib" "$dir/vectors"
-    cp "$here"/*.py "$here/run.sh" "$build"/tests/gpu/gpu_{forward,backward,context,mx} "$dir/"
+    cp "$here"/*.py "$here/run.sh" "$build"/tests/gpu/gpu_{forward,backward,board,context,mx,mx_backward,mx_host,quantize} "$dir/"
     cp "$build/tests/gpu/libmok_gpu_shim.so" "$dir/libmok_gpu.so"
     cp "$here"/../data/vectors/* "$dir/vectors/"
-    ldd "$build/tests/gpu/gpu_forward" | awk '/=> \// { print $3 }' | grep -vE '/(libc|libm|ld-linux[^/]*)\.so' |
+    ldd "$build"/tests/gpu/gpu_{forward,quantize} | awk '/=> \// { print $3 }' | sort -u | grep -vE '/(libc|libm|ld-linux[^/]*)\.so' |
         xargs -I{} cp -L {} "$dir/lib/"
     mkdir -p "$dir/daemon"
     "$here/daemon/run.sh" pack "$build" "$dir/daemon"
@@ -36,8 +36,12 @@ check() { # name command...
 export OPENBLAS_NUM_THREADS=1
 check forward env LD_LIBRARY_PATH="$here/lib" ./gpu_forward vectors
 check backward env LD_LIBRARY_PATH="$here/lib" ./gpu_backward vectors
+check board env LD_LIBRARY_PATH="$here/lib" ./gpu_board
 check context env LD_LIBRARY_PATH="$here/lib" ./gpu_context
 check mx env LD_LIBRARY_PATH="$here/lib" ./gpu_mx
+check mx_backward env LD_LIBRARY_PATH="$here/lib" ./gpu_mx_backward
+check mx_host env LD_LIBRARY_PATH="$here/lib" ./gpu_mx_host
+check quantize env LD_LIBRARY_PATH="$here/lib" ./gpu_quantize
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
     check check env LD_LIBRARY_PATH="$here/lib" python3 check.py ./libmok_gpu.so
     if command -v compute-sanitizer > /dev/null; then

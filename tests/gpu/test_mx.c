@@ -292,28 +292,6 @@ static void repeated_forwards_have_the_same_bits(void **state)
     problem_free(&p);
 }
 
-static void a_backward_is_refused(void **state)
-{
-    struct device_group group;
-    struct mok_op_result result;
-    struct problem p;
-
-    (void)state;
-    make(&p, 3);
-    device_group_open(
-        &group, &p,
-        &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128, .context_mode = MOK_CONTEXT_RECOMPUTE },
-        &p.tokens);
-    group.args[0].kind = MOK_KIND_BACKWARD;
-    result = device_phase(&group, 0, MOK_PHASE_PREPARE);
-    assert_int_equal(result.status, -MOK_ENOTSUP);
-    assert_int_equal(result.argument, MOK_ARG_OPCODE);
-    group.args[0].kind = MOK_KIND_FORWARD;
-    device_forward(&group); /* and the layer still works */
-    device_group_close(&group);
-    problem_free(&p);
-}
-
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -323,7 +301,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_not_finite_stays_with_its_token),
         cmocka_unit_test(every_number_of_experts_is_right),
         cmocka_unit_test(repeated_forwards_have_the_same_bits),
-        cmocka_unit_test(a_backward_is_refused),
     };
 
     device_or_skip();

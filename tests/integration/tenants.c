@@ -17,6 +17,7 @@
 #include <cjson/cJSON.h>
 #include <cmocka.h>
 
+#include "shell.h"
 #include "stack.h"
 #include "workload.h"
 
@@ -25,7 +26,7 @@ enum { WIDTH = 64, TOKENS = 16 };
 #else
 enum { WIDTH = 256, TOKENS = 64 };
 #endif
-enum { OPS = 600, ENOUGH = 100 };
+enum { OPS = 600, ENOUGH = 150, CLASS = 16 };
 
 static const struct workload base = { .hidden = WIDTH,
                                       .intermediate = WIDTH,
@@ -129,7 +130,7 @@ static struct moment look(const struct stack *stack)
 
 /*
  * Everything is submitted before it is looked at, so that both always have something to run however busy this machine
- * is; and what counts is device time between two looks while both have.
+ * is; and what counts is device time between two looks while both have. False: the looks came too late.
  */
 static bool measure(const struct stack *stack, uid_t heavy_uid, uint32_t heavy_weight, uid_t light_uid,
                     uint32_t light_weight, double ret_got[2])
@@ -154,20 +155,27 @@ static bool measure(const struct stack *stack, uid_t heavy_uid, uint32_t heavy_w
         ret_got[i] = last.ns[i] - first.ns[i];
         workload_close(&ranks[i]);
     }
-    return last.ops[0] - first.ops[0] >= ENOUGH && last.ops[1] - first.ops[1] >= ENOUGH / 2;
+    return last.ops[0] - first.ops[0] + last.ops[1] - first.ops[1] >= ENOUGH;
+}
+
+static double share_of_time(const struct stack *stack, uid_t heavy_uid, uint32_t heavy_weight, uid_t light_uid,
+                            uint32_t light_weight)
+{
+    double got[2];
+    int tries = 0;
+
+    while (!measure(stack, heavy_uid, heavy_weight, light_uid, light_weight, got))
+        assert_true(++tries < 5);
+    return got[0] / got[1];
 }
 
 static void expect_two_to_one(const struct stack *stack, uid_t heavy_uid, uint32_t heavy_weight, uid_t light_uid,
                               uint32_t light_weight)
 {
-    double got[2];
-    int tries = 0;
+    double share = share_of_time(stack, heavy_uid, heavy_weight, light_uid, light_weight);
 
-    /* Looks that come too late see too little. */
-    while (!measure(stack, heavy_uid, heavy_weight, light_uid, light_weight, got))
-        assert_true(++tries < 5);
-    if (got[0] < 1.9 * got[1] || got[0] > 2.1 * got[1])
-        fail_msg("%.1f ms and %.1f ms of device time: %.3f to 1", got[0] / 1e6, got[1] / 1e6, got[0] / got[1]);
+    if (share < 1.9 || share > 2.1)
+        fail_msg("%.3f to 1 of device time", share);
 }
 
 static void two_busy_sessions_of_one_user_share_the_device_time_two_to_one_by_their_weights(void **state)
@@ -217,8 +225,11 @@ static double operation_ms(const struct stack *stack)
     return elapsed / (last.ops[0] - first.ops[0] + last.ops[1] - first.ops[1] + 1);
 }
 
-/* Three sessions, weights 20, 10 and 1; the third asks for less than its share. Its median latency, in operations. */
-static double latency_of_a_light_session(const struct stack *stack)
+/*
+ * Three sessions, weights 20, 10 and 1; the third, of user `uid`, asks for less than its share. Its median latency, in
+ * operations.
+ */
+static double latency_of_a_light_session(const struct stack *stack, uid_t uid)
 {
     enum { LOOKS = 9, REST = 40 };
     static const uint32_t weight[3] = { 20, 10, 1 };
@@ -230,7 +241,7 @@ static double latency_of_a_light_session(const struct stack *stack)
 
     for (int i = 0; i < 3; i++) {
         problem.session_weight = weight[i];
-        open_rank(&ranks[i], &problem, stack, job[i], 0, getuid());
+        open_rank(&ranks[i], &problem, stack, job[i], 0, i == 2 ? uid : getuid());
     }
     submit_all(&ranks[1]);
     submit_all(&ranks[0]);
@@ -250,22 +261,146 @@ static double latency_of_a_light_session(const struct stack *stack)
 }
 
 /*
- * Served in order it would wait for hundreds of operations, by its weight alone for thirty; who had nothing to run waits for
- * the one that runs. Operations are measured beside it, since this machine may have more to do.
+ * Served in order it would wait for hundreds of operations, by its weight alone for thirty; who had nothing to run
+ * waits for the one that runs. Operations are measured beside it, since this machine may have more to do.
  */
-static void a_light_session_keeps_its_latency_beside_two_that_saturate_the_device_two_to_one(void **state)
+static void expect_short_wait(const struct stack *stack, uid_t uid)
 {
-    struct stack stack;
     double waited;
     int tries = 0;
 
-    (void)state;
-    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 1 }), 0);
-    while ((waited = latency_of_a_light_session(&stack)) < 0) /* the others were done too early */
+    while ((waited = latency_of_a_light_session(stack, uid)) < 0) /* the others were done too early */
         assert_true(++tries < 5);
     if (waited > 8)
         fail_msg("waits for %.1f operations", waited);
     printf("a light session waits for %.1f operations, its own among them\n", waited);
+}
+
+static void a_light_session_keeps_its_latency_beside_two_that_saturate_the_device_two_to_one(void **state)
+{
+    struct stack stack;
+
+    (void)state;
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 1 }), 0);
+    expect_short_wait(&stack, getuid());
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
+/* Between classes weights are no matter, and who is of the lowest is served all the same. */
+static void a_class_gets_sixteen_times_the_device_time_of_the_one_below_and_who_is_low_does_not_starve(void **state)
+{
+    struct stack stack;
+
+    (void)state;
+    if (getuid() != 0)
+        skip();
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 1,
+                                                                  .extra = "[user 4242]\nweight = 1\npriority = high\n"
+                                                                           "[user 4243]\nweight = 1000\n"
+                                                                           "[user 4244]\npriority = low\n" }),
+                     0);
+    assert_int_equal(chmod(stack.dir, 0755), 0);
+    double share = share_of_time(&stack, 4242, 1, 4243, 1);
+    if (share < CLASS * 0.7 || share > CLASS * 1.5) /* the lower one has had some ten operations */
+        fail_msg("%.2f to 1 of device time between two classes", share);
+    printf("%.2f to 1 of device time between two classes\n", share);
+    expect_short_wait(&stack, 4244);
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
+/* ------------------------------------------------------------------ quota */
+
+/* What mokctl prints, and its exit code. */
+static char *mokctl_text(const struct stack *stack, uid_t uid, int *ret_code, const char *arguments)
+{
+    char prefix[64] = "";
+
+    if (uid != getuid())
+        snprintf(prefix, sizeof(prefix), "setpriv --reuid %u --clear-groups ", (unsigned)uid);
+    return shell_output(ret_code, "%s%s --socket %s %s 2>&1", prefix, stack_program("client/mokctl"), stack->socket,
+                        arguments);
+}
+
+static const cJSON *quota_line(const cJSON *root, const char *user, const char *what)
+{
+    const cJSON *quota = find(cJSON_GetObjectItem(root, "quota"), "name", user);
+
+    if (!quota)
+        fail_msg("no quota of %s", user);
+    return find(cJSON_GetObjectItem(quota, "limits"), "what", what);
+}
+
+static void expect_text(const struct stack *stack, uid_t uid, const char *arguments, int code, const char *const *texts)
+{
+    int got;
+    char *said = mokctl_text(stack, uid, &got, arguments);
+
+    if (got != code)
+        fail_msg("mokctl %s: exit code %d: %s", arguments, got, said);
+    for (; *texts; texts++)
+        if (!strstr(said, *texts))
+            fail_msg("mokctl %s does not say \"%s\": %s", arguments, *texts, said);
+    free(said);
+}
+
+static void mokctl_quota_shows_what_is_used_and_allowed_and_where_that_is_said(void **state)
+{
+    struct stack stack;
+    struct workload_rank rank;
+
+    (void)state;
+    if (getuid() != 0)
+        skip();
+    assert_int_equal(
+        stack_start(&stack,
+                    &(struct stack_options){ .devices = 2,
+                                             .extra = "[limits]\nsessions = 7\n"
+                                                      "[user 4242]\nbytes = 64M\nweight = 3\npriority = low\n"
+                                                      "devices = host0\nexclusive = yes\n"
+                                                      "[user 4243]\nsessions = 2\n[group 4250]\nbytes = 1G\n" }),
+        0);
+    assert_int_equal(chmod(stack.dir, 0755), 0);
+    open_rank(&rank, &base, &stack, "counted", 0, 4242);
+    cJSON *own = mokctl(&stack, 4242, "quota");
+    const cJSON *bytes = quota_line(own, "4242", "bytes"), *sessions = quota_line(own, "4242", "sessions");
+    assert_true(number(bytes, "used") > 0 && number(bytes, "limit") == 64 << 20);
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(bytes, "from")), "[user 4242]");
+    assert_true(number(sessions, "used") == 1 && number(sessions, "limit") == 7);
+    assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(sessions, "from")), "[limits]");
+    assert_true(cJSON_IsFalse(cJSON_GetObjectItem(bytes, "over")));
+    assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(own, "quota")), 1);
+    cJSON_Delete(own);
+
+    expect_text(
+        &stack, 4242, "quota", 0,
+        (const char *[]){ "user 4242: weight 3, priority low, devices host0, also of his own, queues of 1024 entries",
+                          "WHAT", "OTHER NODES", "64.0 MiB", "[user 4242]", "[limits]", NULL });
+    expect_text(&stack, 4242, "quota --all", 1, (const char *[]){ "user 4242 is no administrator", NULL });
+    expect_text(&stack, 4242, "quota --user 4243", 1, (const char *[]){ "sees his own", NULL });
+    expect_text(&stack, 4242, "quota --user 4242", 0, (const char *[]){ "user 4242: weight 3", NULL });
+    expect_text(&stack, getuid(), "quota --user nobody-of-that-name", 1,
+                (const char *[]){ "user = nobody-of-that-name: has nothing of mokd's now", NULL });
+    expect_text(&stack, getuid(), "quota --all --user 0", 2, (const char *[]){ "--user or --all, not both", NULL });
+    expect_text(&stack, getuid(), "quota --user ''", 2, (const char *[]){ "--user: needs the name", NULL });
+    expect_text(&stack, getuid(), "usage --since 2026-02-30", 2, (const char *[]){ "--since 2026-02-30: must be", NULL });
+    expect_text(&stack, getuid(), "quota --all", 0,
+                (const char *[]){ "user 4242:", "user 4243:", "group 4250, together", "1.0 GiB", NULL });
+
+    /* What he has is taken from nobody when he may have less: it is over. */
+    char command[160];
+    snprintf(command, sizeof(command), "sed -i 's/^bytes = 64M/bytes = 4K/' %s", stack.config);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(kill(stack.mokd, SIGHUP), 0);
+    bool over = false;
+    for (int i = 0; i < 500 && !over; i++) {
+        cJSON *all = mokctl(&stack, getuid(), "quota --user 4242");
+        over = cJSON_IsTrue(cJSON_GetObjectItem(quota_line(all, "4242", "bytes"), "over"));
+        cJSON_Delete(all);
+        sleep_ms(10);
+    }
+    assert_true(over);
+    expect_text(&stack, 4242, "quota", 0, (const char *[]){ "OVER", NULL });
+    workload_close(&rank);
     assert_int_equal(stack_stop(&stack), 0);
 }
 
@@ -342,6 +477,43 @@ static void usage_is_there_after_a_crash_and_everyone_sees_his_own(void **state)
     char command[128];
     snprintf(command, sizeof(command), "rm -r %s", dir);
     assert_int_equal(system(command), 0);
+}
+
+/* Whose names are without end fills no store that others' usage is in too: some have rows, and the rest one. */
+static void names_without_end_have_few_rows_and_no_operation_is_lost(void **state)
+{
+    enum { NAMES = 100, ROWS = 64 + 1 };
+    struct stack stack;
+    double ops = 0, got = 0;
+
+    (void)state;
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 1 }), 0);
+    for (int i = 0; i < NAMES; i++) {
+        char job[32];
+        mok_session_options options = { .size = sizeof(options), .socket_path = stack.socket, .job = job };
+        mok_session *session;
+        mok_ticket ticket;
+        snprintf(job, sizeof(job), "made-up-%d", i);
+        assert_int_equal(mok_session_open(&options, &session), 0);
+        assert_int_equal(mok_nop(session, 0, &ticket), 0);
+        assert_int_equal(mok_wait(session, ticket, -1, NULL), 0);
+        mok_session_close(session);
+        ops++;
+    }
+    for (int i = 0; i < 500 && got != ops; i++) { /* a queue's last operations are counted when it has gone */
+        const cJSON *row;
+        cJSON *root = mokctl(&stack, getuid(), "usage --since 1h --by job");
+        got = 0;
+        cJSON_ArrayForEach(row, cJSON_GetObjectItem(root, "usage"))
+            got += number(row, "ops");
+        assert_in_range(cJSON_GetArraySize(cJSON_GetObjectItem(root, "usage")), 1, ROWS * 2); /* two steps, if one ends now */
+        if (got == ops)
+            assert_true(ops_of(root, "(other)") > 0);
+        cJSON_Delete(root);
+        sleep_ms(10);
+    }
+    assert_true(got == ops);
+    assert_int_equal(stack_stop(&stack), 0);
 }
 
 static int log_has(const struct stack *stack, const char *text)
@@ -467,7 +639,10 @@ int main(void)
         cmocka_unit_test(two_busy_sessions_of_one_user_share_the_device_time_two_to_one_by_their_weights),
         cmocka_unit_test(two_busy_users_share_the_device_time_two_to_one_by_the_weights_of_the_configuration),
         cmocka_unit_test(a_light_session_keeps_its_latency_beside_two_that_saturate_the_device_two_to_one),
+        cmocka_unit_test(a_class_gets_sixteen_times_the_device_time_of_the_one_below_and_who_is_low_does_not_starve),
+        cmocka_unit_test(mokctl_quota_shows_what_is_used_and_allowed_and_where_that_is_said),
         cmocka_unit_test(usage_is_there_after_a_crash_and_everyone_sees_his_own),
+        cmocka_unit_test(names_without_end_have_few_rows_and_no_operation_is_lost),
         cmocka_unit_test_teardown(a_full_disk_costs_nobody_anything_and_what_was_counted_is_written_once_there_is_room,
                                   drop_small_disk),
         cmocka_unit_test(mokctl_drain_waits_until_what_runs_has_ended),

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 
-from netns import BUILD, Rack, fail
+from netns import BUILD, Apart, Rack, fail
 
 RANKS = 3
 MODEL = ["--experts", "6", "--hidden", "32", "--intermediate", "32", "--layers", "2", "--seq", "32", "--batch", "4"]
@@ -77,15 +77,6 @@ def a_loss_ends_the_job(rack, logs, name, hurt, heal, says):
     if again.returncode:
         fail(f"{name}: the job does not run again: {output}")
     print(f"{name}: ended after {took:.2f} s")
-
-
-class Apart(Rack):
-    """Node 1 does not see the directory of node 0, as if it were on another host."""
-
-    def spawn(self, i, *command, env=None, log=None):
-        if i == 1:
-            command = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs none {self.dir}/n0 && exec "$0" "$@"', *command)
-        return super().spawn(i, *command, env=env, log=log)
 
 
 def two_hosts_are_told_why_they_have_no_group():

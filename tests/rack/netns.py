@@ -42,10 +42,11 @@ class Rack:
     """`extra` ports of the hub have a namespace and an address, but no mokd and no place in the inventory."""
 
     def __init__(self, size, extra=0, heartbeat_ms=200, timeout_ms=2000, devices=1, link_domain="rack", config="",
-                 memory="64M"):
+                 memory="64M", kind="host"):
         self.size, self.extra = size, extra
         self.heartbeat_ms, self.timeout_ms = heartbeat_ms, timeout_ms
         self.devices, self.link_domain, self.config, self.memory = devices, link_domain, config, memory
+        self.kind = kind  # of the devices: "host", or "cuda", all on the first GPU
         self.tag = f"mokr{os.getpid()}"
         self.dir = None
         self.hub = None
@@ -146,7 +147,8 @@ class Rack:
             self.inventory[i] = inventory
         text = "[daemon]\nlog_level = debug\n"
         for d in range(self.devices):
-            text += f"[device host{d}]\nthreads = 1\nmemory = {self.memory}\n"
+            text += f"[device host{d}]\nthreads = 1\n" if self.kind == "host" else f"[device gpu{d}]\nkind = cuda\ncuda = 0\n"
+            text += f"memory = {self.memory}\n"
         text += f"[rack]\nnode = n{i}\nkey = {self.dir}/n{i}/rack.key\n"
         text += f"heartbeat_ms = {self.heartbeat_ms}\ntimeout_ms = {self.timeout_ms}\n{rack}"
         if self.link_domain:
@@ -267,3 +269,11 @@ class Rack:
 
     def wait_all_up(self, nodes=None):
         self.wait("all are up", lambda: self.all_up(nodes))
+
+
+class Apart(Rack):
+    """Nodes do not see each other's directories, as if each were on another host: Unix sockets do care for those."""
+
+    def spawn(self, i, *command, env=None, log=None):
+        hidden = " && ".join(f"mount -t tmpfs none {self.dir}/n{n}" for n in range(self.size) if n != i)
+        return super().spawn(i, "unshare", "-m", "sh", "-c", f'{hidden} && exec "$0" "$@"', *command, env=env, log=log)

@@ -69,10 +69,12 @@ other_pid() { # FUNCTION OLD: another process is there now
 main_pid() { property MainPID; }
 version() { in_machine mokctl version | awk '/^mokd/ { sub(",", ""); print $2 }'; }
 trained() { grep -qE 'step +[0-9]*[3-9]' "$tmp/bob.log"; }
-# other_build VERSION: the package of mokd that another build of it makes, in /mok/VERSION of the machine.
+# other_build VERSION [LINE]: the package of mokd that another build of it makes, in /mok/VERSION of the machine. Its
+# configuration ends with the line.
 other_build() {
     local into=$tmp/deb
     dpkg-deb -R "$build"/packages/mokd_*.deb "$into"
+    [ $# -eq 1 ] || echo "$2" >>"$into/etc/mok/mokd.conf"
     strip -o "$into/usr/bin/mokd" "$tests/mokd-$1"
     strip -o "$into/usr/libexec/mok/mok-worker" "$tests/mok-worker-$1"
     sed -i "s/^Version: .*/Version: $1-1/" "$into/DEBIAN/control"
@@ -210,9 +212,8 @@ done
 
 # ------------------------------------------------------------------ the service's life
 
-say "daemon-reload and reload"
+say "reload"
 before=$(main_pid)
-in_machine systemctl daemon-reload
 cp "$root/etc/mok/mokd.conf" "$tmp/mokd.conf"
 printf '[limits]\nsessions = many\n' >>"$root/etc/mok/mokd.conf"
 in_machine systemctl reload mokd
@@ -231,23 +232,12 @@ until_true 30 other_pid worker_pid "$worker" || fail "worker $worker stands stil
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks after that: $(cat "$tmp/alice.log")"
 
 say "kill -9, an upgrade and a downgrade under a training job"
-other_build 0.1.1
+other_build 0.1.1 '# A line that is new.'
 train bob 100000 >"$tmp/bob.log" 2>&1 &
 bob=$!
 until_true 60 trained || fail "bob does not train: $(tail -n 5 "$tmp/bob.log")"
 in_machine mokctl status >"$tmp/status"
 grep -q 'over a restart: 2 sessions go on (0 away)' "$tmp/status" || fail "what outlives mokd: $(cat "$tmp/status")"
-in_machine kill -KILL "$before"
-until_true 20 other_pid main_pid "$before" || fail "mokd did not come back"
-until_true 20 status_says "Serving: 2 of 2 devices up" || fail "back, but: $(property StatusText)"
-journal_says 'state: sessions of the mokd before.* sessions=[1-9]' || fail "mokd came back without sessions"
-before=$(main_pid) was=$(version)
-install /mok/0.1.1/mokd.deb
-[ "$(main_pid)" = "$before" ] && [ "$(version)" = "$was" ] || fail "an upgrade restarted mokd"
-grep -q "systemctl restart mokd" "$tmp/install.log" || fail "an upgrade does not say what is left to do"
-in_machine systemctl restart mokd || fail "restart"
-[ "$(version)" = 0.1.1 ] || fail "upgraded, but $(version) runs"
-journal_says "state: sessions of the mokd before.* sessions=2 of=2 .*version=$was" || fail "the upgrade lost sessions"
 steps() { grep -c 'step' "$tmp/bob.log" || true; }
 bob_goes_on() {
     local reached
@@ -255,8 +245,33 @@ bob_goes_on() {
     more() { [ "$(steps)" -gt $((reached + 2)) ]; }
     until_true 60 more || fail "bob stands still: $(tail -n 5 "$tmp/bob.log")"
 }
+# The manager reads its units again, and is itself run again: neither mokd nor the job notices, and what it keeps stays.
+kept=$(property NFileDescriptorStore)
+[ "$kept" -gt 0 ] || fail "systemd keeps no descriptors"
+in_machine systemctl daemon-reload
+in_machine systemctl daemon-reexec
+until_true 20 booted || fail "systemd does not come back from daemon-reexec"
+[ "$(main_pid)" = "$before" ] || fail "daemon-reload replaced mokd"
+[ "$(property NFileDescriptorStore)" = "$kept" ] || fail "daemon-reload took descriptors: $kept, now $(property NFileDescriptorStore)"
 bob_goes_on
-install '/mok/mokd_*.deb'
+in_machine kill -KILL "$before"
+until_true 20 other_pid main_pid "$before" || fail "mokd did not come back"
+until_true 20 status_says "Serving: 2 of 2 devices up" || fail "back, but: $(property StatusText)"
+journal_says 'state: sessions of the mokd before.* sessions=[1-9]' || fail "mokd came back without sessions"
+before=$(main_pid) was=$(version)
+# Unattended, and the package's configuration is another now: the operator's stays, with the package's beside it.
+keep='--force-confdef --force-confold'
+install "$keep" /mok/0.1.1/mokd.deb
+cmp -s "$root/etc/mok/mokd.conf" "$tmp/mokd.conf" || fail "an upgrade took what the operator had written"
+grep -q '^worker_timeout = 4' "$root/etc/mok/mokd.conf" || fail "nothing had been written"
+grep -q '^# A line that is new' "$root/etc/mok/mokd.conf.dpkg-dist" || fail "the new configuration is not there to compare with"
+[ "$(main_pid)" = "$before" ] && [ "$(version)" = "$was" ] || fail "an upgrade restarted mokd"
+grep -q "systemctl restart mokd" "$tmp/install.log" || fail "an upgrade does not say what is left to do"
+in_machine systemctl restart mokd || fail "restart"
+[ "$(version)" = 0.1.1 ] || fail "upgraded, but $(version) runs"
+journal_says "state: sessions of the mokd before.* sessions=2 of=2 .*version=$was" || fail "the upgrade lost sessions"
+bob_goes_on
+install "$keep" '/mok/mokd_*.deb'
 in_machine systemctl restart mokd || fail "restart"
 [ "$(version)" = "$was" ] || fail "downgraded, but $(version) runs"
 journal_says "state: sessions of the mokd before.* sessions=2 of=2 .*version=0.1.1" || fail "the downgrade lost sessions"
@@ -376,11 +391,20 @@ cp "$tmp/mokd.conf" "$root/etc/mok/mokd.conf"
 journal_says 'few descriptors.*LimitNOFILE' || fail "a low descriptor limit is not named"
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks with a full disk: $(cat "$tmp/alice.log")"
 drop_in
-in_machine systemctl stop mokd
+in_machine systemctl stop mokd 2>/dev/null
 journal_says 'usage: cannot be written.*full' || fail "a full disk is not named"
 in_machine umount /var/lib/mok
 in_machine systemctl reset-failed mokd.service mokd.socket mokd-admin.socket
-in_machine systemctl start mokd
+
+say "a connection starts mokd"
+for socket in mokd.sock mokd-admin.sock; do
+    [ "$(property ActiveState)" = inactive ] || fail "mokd runs though it was stopped"
+    in_machine systemctl --quiet is-active mokd.socket mokd-admin.socket || fail "the sockets went with mokd"
+    in_machine mokctl --socket "/run/mok/$socket" status >"$tmp/status" || fail "nobody answers at $socket: $(cat "$tmp/status")"
+    [ "$(property ActiveState)" = active ] || [ "$(property ActiveState)" = activating ] || fail "who answered at $socket?"
+    [ $socket = mokd-admin.sock ] || in_machine systemctl stop mokd 2>/dev/null
+done
+until_true 20 status_says "Serving: 2 of 2 devices up" || fail "started by a connection, but: $(property StatusText)"
 
 # ------------------------------------------------------------------ the end
 
@@ -388,7 +412,7 @@ say "removing"
 in_machine dpkg -P mok-tools libmok-dev libmok1 >"$tmp/install.log" 2>&1 || fail "dpkg -P: $(cat "$tmp/install.log")"
 in_machine dpkg -r mokd >"$tmp/install.log" 2>&1 || fail "dpkg -r: $(cat "$tmp/install.log")"
 ! in_machine pgrep -u mokd >/dev/null || fail "left running: $(in_machine pgrep -au mokd)"
-[ -f "$root/etc/mok/mokd.conf" ] || fail "removing took the configuration"
+cmp -s "$root/etc/mok/mokd.conf" "$tmp/mokd.conf" || fail "removing took the configuration"
 in_machine dpkg -P mokd >"$tmp/install.log" 2>&1 || fail "dpkg -P: $(cat "$tmp/install.log")"
 left=$(in_machine find / -xdev \( -name 'mokd*' -o -name 'libmok*' -o -name 'mokctl*' \) -not -path '/mok/*' -not -path '/proc/*')
 [ -z "$left" ] || fail "left behind: $left"

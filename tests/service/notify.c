@@ -2,6 +2,7 @@
 /* What mokd says to the service manager that starts it, and what it takes from it: played by this test. */
 #include "fixture.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -10,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -17,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "rack_key.h"
 #include "service.h"
 #include "util.h"
 
@@ -238,7 +241,7 @@ static void report_28_a_slow_device_extends_the_time_limit_and_delays_ready(void
 
     (void)state;
     unit_prepare(&unit);
-    make_slow_worker(&unit, 2);
+    make_slow_worker(&unit, 4);
     unit_configure(&unit, unit.slow, "[device host0]\n");
     uint64_t begin = mok_now_ns();
     unit_start(&unit);
@@ -246,8 +249,11 @@ static void report_28_a_slow_device_extends_the_time_limit_and_delays_ready(void
     assert_non_null(strstr(said.text, "EXTEND_TIMEOUT_USEC="));
     assert_non_null(strstr(said.text, "STATUS=Starting: 0 of 1 devices up, 0 sessions; host0 is starting"));
     assert_null(strstr(said.text, "READY=1"));
+    said = expect(&unit, "host0 is starting: its worker has not answered in ");
+    assert_null(strstr(said.text, "READY=1"));
     said = expect(&unit, "READY=1");
-    assert_true(said.at_ns - begin >= UINT64_C(2000000000));
+    assert_true(said.at_ns - begin >= UINT64_C(4000000000));
+    assert_null(strstr(said.text, "not answered"));
     assert_false(log_says(&unit, "worker lost"));
     assert_int_equal(unit_stop(&unit), 0);
     unit_clean(&unit);
@@ -315,18 +321,18 @@ static void report_29_at_most_two_messages_a_second_under_load(void **state)
     unit_clean(&unit);
 }
 
-static pid_t worker_of(struct unit *unit)
+static pid_t worker_of(struct unit *unit, size_t device)
 {
     struct client client;
 
     client_observe(&client, &unit->daemon);
     _cleanup_answer_ struct answer answer = client_status(&client);
     client_close(&client);
-    return (pid_t)answer.reply->status->device[0]->worker_pid;
+    return (pid_t)answer.reply->status->device[device]->worker_pid;
 }
 
-/* A worker that was stopped is mokd's to replace, and the watchdog is fed all the while. */
-static void a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed(void **state)
+/* A worker that was stopped is mokd's to replace, and the watchdog is fed all the while; one that is idle is left alone. */
+static void a_worker_that_stands_still_is_replaced_an_idle_one_is_not_and_the_watchdog_is_fed(void **state)
 {
     struct unit unit;
     char worker[512];
@@ -337,41 +343,111 @@ static void a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed(void 
     unit_prepare(&unit);
     unit.watchdog_ms = 12000;
     unit_configure(&unit, program("daemon/worker/mok-worker", worker, sizeof(worker)),
-                   "worker_timeout = 2\n[device host0]\nmemory = 64M\n");
+                   "worker_timeout = 2\n[device host0]\nmemory = 64M\n[device idle]\nmemory = 64M\n");
     unit_start(&unit);
     expect(&unit, "READY=1");
+    uint64_t begin = mok_now_ns();
     sleep_ms(1500); /* its heart has beaten */
-    pid_t first = worker_of(&unit), second = 0;
+    pid_t first = worker_of(&unit, 0), second = 0, idle = worker_of(&unit, 1);
     assert_int_equal(kill(first, SIGSTOP), 0);
     for (int waited = 0; waited < PATIENCE_MS / 500 && (second == 0 || second == first); waited++) {
         if (hear(&unit, 500, &said) && strstr(said.text, "WATCHDOG=1"))
             fed++;
-        second = worker_of(&unit);
+        second = worker_of(&unit, 0);
     }
     assert_true(second != 0 && second != first);
     for (int i = 0; fed == 0 && i < PATIENCE_MS / 500; i++)
         fed += hear(&unit, 500, &said) && strstr(said.text, "WATCHDOG=1");
     assert_true(fed > 0);
     assert_true(log_says(&unit, "stood still for 2 s") || log_says(&unit, "did not answer in time"));
+    while (mok_now_ns() - begin < UINT64_C(5000000000))
+        sleep_ms(50);
+    assert_int_equal(worker_of(&unit, 1), idle);
+    assert_false(log_says(&unit, "worker lost device=idle"));
     expect(&unit, "WATCHDOG=1");
     assert_int_equal(unit_stop(&unit), 0);
     unit_clean(&unit);
 }
 
-static void an_idle_worker_is_left_alone(void **state)
+/* The thread of that name; 0: there is none. */
+static pid_t thread_of(pid_t pid, const char *name)
+{
+    char path[64], comm[32];
+    pid_t found = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task", pid);
+    DIR *tasks = opendir(path);
+    assert_non_null(tasks);
+    for (struct dirent *task; !found && (task = readdir(tasks));) {
+        snprintf(path, sizeof(path), "/proc/%d/task/%.10s/comm", pid, task->d_name);
+        FILE *file = fopen(path, "re");
+        if (file && fgets(comm, sizeof(comm), file) && strncmp(comm, name, strlen(name)) == 0)
+            found = (pid_t)strtol(task->d_name, NULL, 10);
+        if (file)
+            fclose(file);
+    }
+    closedir(tasks);
+    return found;
+}
+
+static void configure_rack_of_one(const struct unit *unit, struct mok_rack_key *key)
+{
+    char text[MOK_RACK_KEY_SENTENCE], public_key[MOK_RACK_KEY_TEXT], rest[512];
+
+    assert_int_equal(mok_rack_key_generate(key), 0);
+    assert_int_equal(mok_rack_key_write(unit->daemon.dir, key, text), 0);
+    mok_rack_key_text(key->public_key, public_key);
+    snprintf(rest, sizeof(rest),
+             "worker_timeout = 1\n[device host0]\n[rack]\nnode = n0\nkey = %s/rack.key\nlisten = 127.0.0.1:%d\n"
+             "[node n0]\naddress = 127.0.0.1:9\npublic_key = %s\n",
+             unit->daemon.dir, 20000 + getpid() % 12000, public_key);
+    unit_configure(unit, NULL, rest);
+}
+
+/*
+ * A signal stops a process; a debugger stops one thread of it. Of mokd that of the rack stands still, and all else goes
+ * on: the manager is to act, since nobody else can.
+ */
+static void the_watchdog_goes_unfed_while_the_racks_thread_stands_still(void **state)
 {
     struct unit unit;
-    char worker[512];
+    struct mok_rack_key key;
+    struct said said;
+    char path[128];
 
     (void)state;
+#ifdef MOK_SANITIZED
+    skip(); /* its threads are not to be stopped one by one */
+#endif
     unit_prepare(&unit);
-    unit_configure(&unit, program("daemon/worker/mok-worker", worker, sizeof(worker)),
-                   "worker_timeout = 3\n[device host0]\nmemory = 64M\n");
+    unit.watchdog_ms = 1000;
+    configure_rack_of_one(&unit, &key);
     unit_start(&unit);
     expect(&unit, "READY=1");
-    sleep_ms(5000);
-    assert_false(log_says(&unit, "worker lost"));
+    expect(&unit, "WATCHDOG=1");
+    pid_t thread = thread_of(unit.daemon.pid, "mok-rack");
+    assert_true(thread > 0);
+    if (ptrace(PTRACE_SEIZE, thread, NULL, NULL) < 0) { /* not here */
+        unit_stop(&unit);
+        skip();
+    }
+    assert_int_equal(ptrace(PTRACE_INTERRUPT, thread, NULL, NULL), 0);
+    assert_int_equal(waitpid(thread, NULL, __WALL), thread);
+    bool unfed = false;
+    for (uint64_t fed = mok_now_ns(), begin = fed; !unfed; unfed = mok_now_ns() - fed > UINT64_C(2000000000)) {
+        if (hear(&unit, 100, &said) && strstr(said.text, "WATCHDOG=1"))
+            fed = mok_now_ns();
+        assert_true(mok_now_ns() - begin < PATIENCE_MS * UINT64_C(1000000));
+    }
+    assert_true(log_says(&unit, "the watchdog is not fed because=rack"));
+    assert_true(worker_of(&unit, 0) > 0); /* all else goes on */
+    assert_int_equal(ptrace(PTRACE_DETACH, thread, NULL, NULL), 0);
+    expect(&unit, "WATCHDOG=1");
     assert_int_equal(unit_stop(&unit), 0);
+    for (const char *const *name = (const char *const[]){ "rack.key", "rack.pub", NULL }; *name; name++) {
+        snprintf(path, sizeof(path), "%s/%s", unit.daemon.dir, *name);
+        unlink(path);
+    }
     unit_clean(&unit);
 }
 
@@ -589,8 +665,8 @@ int main(void)
         cmocka_unit_test(a_device_that_fails_for_good_is_named_and_the_others_are_served),
         cmocka_unit_test(with_device_failure_exit_such_a_start_fails),
         cmocka_unit_test(report_29_at_most_two_messages_a_second_under_load),
-        cmocka_unit_test(a_worker_that_stands_still_is_replaced_and_the_watchdog_is_fed),
-        cmocka_unit_test(an_idle_worker_is_left_alone),
+        cmocka_unit_test(a_worker_that_stands_still_is_replaced_an_idle_one_is_not_and_the_watchdog_is_fed),
+        cmocka_unit_test(the_watchdog_goes_unfed_while_the_racks_thread_stands_still),
         cmocka_unit_test(the_watchdog_goes_unfed_while_something_watched_does_not_live),
         cmocka_unit_test(a_hangup_reads_limits_again_and_a_bad_file_changes_nothing),
         cmocka_unit_test(sockets_that_are_handed_over_are_used_and_stay),

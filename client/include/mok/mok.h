@@ -241,6 +241,25 @@ typedef struct mok_mxfp8_options {
  * MOK_MXFP8_PER32; MOK_EALIGN values (not a multiple of its type's size).
  */
 int mok_mxfp8_quantize(const mok_mxfp8_options *options, const void *values, uint8_t *ret_data, uint8_t *ret_scales);
+/** A CUstream or cudaStream_t; this header needs none of CUDA's. */
+typedef struct CUstream_st *mok_stream;
+/**
+ * The same bits from a GPU, in the order of a CUDA stream, of each matrix and of its transpose with one read of the values:
+ *
+ *     ret_data, ret_scales                        as without MOK_QUANTIZE_TRANSPOSE; or both NULL
+ *     ret_transposed, ret_transposed_scales       as with it; or both NULL
+ *
+ * All memory is such as a kernel on the stream's GPU reaches, the buffers of a CUDA device among it. Returns when the work is
+ * queued; a stream that is being captured records it. At memory speed where C * the size of a value, and R if the
+ * transpose is asked for, are multiples of 16 and all addresses too; any other C, R and address are fine. stream NULL: the
+ * default one of the current context. Compute capability 9.0 or more.
+ * Errors: as mok_mxfp8_quantize, MOK_ERANGE for MOK_QUANTIZE_TRANSPOSE too, MOK_EARG where one output of a pair is missing or
+ * no pair is given; MOK_ENOTSUP this library was built without nvcc, libcuda.so.1 is not here or too old, or the GPU is;
+ * MOK_ESTATE stream is NULL and no context is current; MOK_EDEVICE.
+ */
+int mok_mxfp8_quantize_on_stream(const mok_mxfp8_options *options, const void *values, uint8_t *ret_data,
+                                 uint8_t *ret_scales, uint8_t *ret_transposed, uint8_t *ret_transposed_scales,
+                                 mok_stream stream);
 /** Bytes of the scales of `rows` rows of `columns` values: rows * ceil(columns / 32); 0 if that is more than 2^62. */
 uint64_t mok_mxfp8_scale_bytes(uint64_t rows, uint64_t columns);
 /**
@@ -382,8 +401,6 @@ typedef struct mok_backward_args {
  */
 int mok_layer_forward(mok_layer *layer, const mok_forward_args *args, mok_ticket *ret_ticket);
 int mok_layer_backward(mok_layer *layer, const mok_backward_args *args, mok_ticket *ret_ticket);
-/** A CUstream or cudaStream_t; this header needs none of CUDA's. */
-typedef struct CUstream_st *mok_stream;
 /**
  * As mok_layer_forward and mok_layer_backward, in the order of a CUDA stream: the operation begins once the stream has come
  * to this point, and what is queued on the stream later begins once the operation is over. No CPU of this process waits

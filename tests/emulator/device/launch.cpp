@@ -157,6 +157,26 @@ void run_grid(void *cookie)
     }
 }
 
+/* A launch that a graph repeats. */
+struct kept_launch {
+    const void *kernel;
+    dim3 size, block;
+    size_t shared_bytes;
+    bool early;
+    std::function<void()> body;
+};
+
+cudaError_t launch_kept(void *cookie, cudaStream_t stream)
+{
+    const kept_launch &k = *static_cast<const kept_launch *>(cookie);
+    return launch(k.kernel, k.size, k.block, k.shared_bytes, stream, k.early, k.body);
+}
+
+void drop_kept(void *cookie)
+{
+    delete static_cast<kept_launch *>(cookie);
+}
+
 } // namespace
 
 cudaError_t set_shared_limit(const void *kernel, uint32_t bytes)
@@ -190,6 +210,15 @@ cudaError_t launch(const void *kernel, dim3 size, dim3 block, size_t shared_byte
         if (shared_bytes >
             (limit == limits.end() ? shared_default_limit : std::max(limit->second, shared_default_limit)))
             return cudaErrorInvalidValue;
+    }
+    if (emulated_stream_captures(stream)) {
+        auto kept = std::make_unique<kept_launch>(
+            kept_launch{ kernel, size, block, shared_bytes, early, std::move(g->body) });
+        const emulated_node node = { launch_kept, drop_kept, kept.get() };
+        cudaError_t e = emulated_capture(&node);
+        if (e == cudaSuccess)
+            kept.release();
+        return e;
     }
     g->number = ++launches;
     cudaError_t e = emulated_stream_call(stream, run_grid, g.get(), early);

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "device.h"
@@ -171,6 +173,52 @@ static CUresult poison(int fd, size_t size)
     return CUDA_SUCCESS;
 }
 
+/* The fabric is a folder that all its hosts see; without one there is none, as where there is no IMEX channel. */
+static const char *fabric(void)
+{
+    const char *folder = getenv("MOK_EMULATED_FABRIC");
+
+    return folder && folder[0] == '/' ? folder : NULL;
+}
+
+/* A name of 64 bits in it; what is in it stays until somebody removes the folder. */
+static int create_in_fabric(void)
+{
+    char path[512];
+    uint64_t name;
+
+    if (getrandom(&name, sizeof(name), 0) != sizeof(name))
+        return -1;
+    snprintf(path, sizeof(path), "%s/%016llx", fabric(), (unsigned long long)name);
+    return open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+}
+
+static CUresult export_to_fabric(int fd, CUmemFabricHandle *ret)
+{
+    char link[64], path[512];
+
+    memset(ret, 0, sizeof(*ret));
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof(path) - 1);
+    if (length < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    path[length] = '\0';
+    if (!fabric() || strncmp(path, fabric(), strlen(fabric())) != 0)
+        return CUDA_ERROR_NOT_SUPPORTED; /* it was not made for that */
+    snprintf((char *)ret->data, sizeof(ret->data), "%.16s", strrchr(path, '/') + 1);
+    return CUDA_SUCCESS;
+}
+
+static int import_from_fabric(const CUmemFabricHandle *handle)
+{
+    char path[512];
+
+    if (!fabric() || strspn((const char *)handle->data, "0123456789abcdef") != 16)
+        return -1;
+    snprintf(path, sizeof(path), "%s/%.16s", fabric(), (const char *)handle->data);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *about,
                             unsigned long long flags)
 {
@@ -178,9 +226,10 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
 
     if (!about || flags || size == 0 || size % GRANULE || check_device(about->location.id) != CUDA_SUCCESS)
         return CUDA_ERROR_INVALID_VALUE;
-    if ((about->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC) && !getenv("MOK_EMULATED_FABRIC"))
-        return CUDA_ERROR_NOT_PERMITTED; /* as where there is no IMEX channel */
-    fd = memfd_create("emulated-gpu", MFD_CLOEXEC);
+    bool wanted = about->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC;
+    if (wanted && !fabric())
+        return CUDA_ERROR_NOT_PERMITTED;
+    fd = wanted ? create_in_fabric() : memfd_create("emulated-gpu", MFD_CLOEXEC);
     if (fd < 0 || posix_fallocate(fd, 0, (off_t)size) != 0 || poison(fd, size) != CUDA_SUCCESS) {
         if (fd >= 0)
             close(fd);
@@ -203,11 +252,8 @@ static int again(int fd)
 EXPORT CUresult cuMemExportToShareableHandle(void *ret, CUmemGenericAllocationHandle handle,
                                              CUmemAllocationHandleType type, unsigned long long flags)
 {
-    if (type == CU_MEM_HANDLE_TYPE_FABRIC) { /* 64 bytes by which any process finds it */
-        memset(ret, 0, sizeof(CUmemFabricHandle));
-        snprintf(ret, sizeof(CUmemFabricHandle), "/proc/%d/fd/%d", (int)getpid(), (int)handle);
-        return CUDA_SUCCESS;
-    }
+    if (type == CU_MEM_HANDLE_TYPE_FABRIC)
+        return flags ? CUDA_ERROR_INVALID_VALUE : export_to_fabric((int)handle, ret);
     int fd = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0 ? again((int)handle) : -1;
 
     if (fd < 0)
@@ -220,7 +266,7 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
                                                CUmemAllocationHandleType type)
 {
     int own = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ? again((int)(intptr_t)fd)
-              : type == CU_MEM_HANDLE_TYPE_FABRIC              ? open(fd, O_RDWR | O_CLOEXEC)
+              : type == CU_MEM_HANDLE_TYPE_FABRIC              ? import_from_fabric(fd)
                                                                : -1;
 
     if (own < 0)
@@ -252,6 +298,10 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr at, size_t size)
 EXPORT CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags)
 {
+    struct stat about;
+
+    if (fstat((int)handle, &about) < 0 || (uint64_t)about.st_size < offset + size)
+        return CUDA_ERROR_INVALID_VALUE;
     void *p = mmap((void *)(uintptr_t)at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)handle, (off_t)offset);
 
     return p == MAP_FAILED || flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -326,6 +376,55 @@ EXPORT CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned count, CUstreamB
             return r;
     }
     return CUDA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------ kernels by name */
+
+#define MOST_KERNELS 16u
+
+static struct {
+    const char *name;
+    emulated_launch *run;
+} kernels[MOST_KERNELS];
+static unsigned kernel_count;
+
+EXPORT void emulated_kernel(const char *name, emulated_launch *run)
+{
+    if (kernel_count == MOST_KERNELS)
+        abort();
+    kernels[kernel_count].name = name;
+    kernels[kernel_count++].run = run;
+}
+
+EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values,
+                                  unsigned jit_count, int *options, void **values, unsigned count)
+{
+    (void)jit_options, (void)jit_values, (void)options, (void)values;
+    *library = (CUlibrary)(void *)kernels;
+    return code && jit_count == 0 && count == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    for (unsigned i = 0; i < kernel_count; i++)
+        if ((void *)library == (void *)kernels && strcmp(kernels[i].name, name) == 0) {
+            *kernel = (CUkernel)(void *)&kernels[i];
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
+                               void **parameters, void **extra)
+{
+    const uint32_t grid[3] = { grid_x, grid_y, grid_z }, block[3] = { block_x, block_y, block_z };
+
+    for (unsigned i = 0; i < kernel_count; i++)
+        if ((void *)kernel == (void *)&kernels[i] && !extra)
+            return kernels[i].run(grid, block, shared_bytes, stream, parameters) == 0 ? CUDA_SUCCESS
+                                                                                      : CUDA_ERROR_INVALID_VALUE;
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ------------------------------------------------------------------ tensor maps */

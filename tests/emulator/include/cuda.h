@@ -20,6 +20,7 @@ typedef enum cudaError_enum {
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
@@ -157,6 +158,24 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr at, cuuint32_t value,
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags);
 CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned count, CUstreamBatchMemOpParams *operations, unsigned flags);
 CUresult cuGetErrorString(CUresult code, const char **text);
+
+/* ---- kernels by name; an image is not looked at, what is there are those of emulated_kernel() ---- */
+
+typedef struct CUlib_st *CUlibrary;
+typedef struct CUkern_st *CUkernel;
+typedef struct CUfunc_st *CUfunction;
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit_options, void **jit_values, unsigned jit_count,
+                           int *options, void **values, unsigned count);
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
+CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters,
+                        void **extra);
+
+/* Makes a kernel known; `run` launches it, with the parameters copied. Returns a cudaError_t. */
+typedef int emulated_launch(const uint32_t grid[3], const uint32_t block[3], uint32_t shared_bytes, CUstream stream,
+                            void **parameters);
+void emulated_kernel(const char *name, emulated_launch *run);
 
 #ifdef __cplusplus
 }

@@ -164,6 +164,12 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s)
     return r;
 }
 
+/* The larger of each half. */
+inline uint32_t __vmaxu2(uint32_t a, uint32_t b)
+{
+    return max(a & 0xffffu, b & 0xffffu) | max(a >> 16, b >> 16) << 16;
+}
+
 /* ---- memory ---- */
 
 namespace emu

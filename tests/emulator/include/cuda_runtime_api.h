@@ -28,6 +28,8 @@ typedef enum cudaError {
 
 typedef CUstream cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
+typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUgraphExec_st *cudaGraphExec_t;
 
 struct cudaDeviceProp {
     char name[256];
@@ -56,6 +58,7 @@ enum { cudaHostAllocPortable = 1, cudaHostAllocMapped = 2 };
 enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 enum { cudaEventDefault = 0, cudaEventDisableTiming = 2 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device);
@@ -91,6 +94,13 @@ cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void *), void *data);
 
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *ret);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+
 cudaError_t cudaEventCreate(cudaEvent_t *ret);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -106,6 +116,16 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 cudaError_t emulated_stream_call(cudaStream_t stream, void (*run)(void *cookie), void *cookie, bool early);
 /* Inside such a `run`: the stream's next step's cookie, if it is an early kernel, which then counts as run; or NULL. */
 void *emulated_stream_next_early(cudaStream_t stream, void (*run)(void *cookie));
+
+/* A kernel of a graph: `launch` is called each time that the graph is launched, `drop` once, when it is gone. */
+struct emulated_node {
+    cudaError_t (*launch)(void *cookie, cudaStream_t stream);
+    void (*drop)(void *cookie);
+    void *cookie;
+};
+/* Whether this thread captures the stream; then launches go to emulated_capture, which takes the cookie if it succeeds. */
+bool emulated_stream_captures(cudaStream_t stream);
+cudaError_t emulated_capture(const struct emulated_node *kernel);
 
 #ifdef __cplusplus
 }

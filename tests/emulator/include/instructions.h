@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stands for kernels/cuda/ptx.cuh and wgmma.cuh when the kernels are compiled for the CPU: the same functions, by way
- * of the emulator. Included before anything else of a kernel's source, it takes those files' include guards.
+ * Stands for kernels/cuda/ptx.cuh and wgmma.cuh, and client/src/instructions.cuh, when the kernels are compiled for the
+ * CPU: the same functions, by way of the emulator. Included before anything else of a kernel's source, it takes those
+ * files' include guards.
  */
 #ifndef MOK_EMULATED_INSTRUCTIONS_H
 #define MOK_EMULATED_INSTRUCTIONS_H
 #define MOK_CUDA_PTX_CUH
 #define MOK_CUDA_WGMMA_CUH
+#define MOK_CLIENT_INSTRUCTIONS_CUH
 
 #include "cuda.h"
 #include "cuda_bf16.h"
@@ -264,6 +266,11 @@ inline uint32_t e4m3_of(float v)
 inline uint32_t pack_e4m3(float lo, float hi)
 {
     return e4m3_of(lo) | e4m3_of(hi) << 8;
+}
+inline void unpack_e4m3(uint32_t codes, float &lo, float &hi)
+{
+    lo = mok_e4m3_to_f32(static_cast<uint8_t>(codes));
+    hi = mok_e4m3_to_f32(static_cast<uint8_t>(codes >> 8));
 }
 inline void forget(uint4 &)
 {

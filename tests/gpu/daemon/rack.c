@@ -178,10 +178,14 @@ static void whether_there_are_fabric_handles_is_tried_and_said_with_the_reason(v
 {
     (void)state;
 #ifdef MOK_EMULATED /* without an IMEX channel, and with one */
+    char folder[] = "/tmp/mok-fabric-XXXXXX", command[64];
     assert_int_equal(fabric_of_device(), 0);
-    setenv("MOK_EMULATED_FABRIC", "1", 1);
+    assert_non_null(mkdtemp(folder));
+    setenv("MOK_EMULATED_FABRIC", folder, 1);
     assert_int_equal(fabric_of_device(), 1);
     unsetenv("MOK_EMULATED_FABRIC");
+    snprintf(command, sizeof(command), "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
 #else
     fabric_of_device();
 #endif

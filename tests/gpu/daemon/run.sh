@@ -25,7 +25,7 @@ pack() {
             strip -o "$folder/build/lib/$(basename "$library")" "$library" 2>/dev/null ||
                 cp -L "$library" "$folder/build/lib/"
         done
-    cp "$here/run.sh" "$here/carried.sh" "$here/train.py" "$folder/"
+    cp "$here/run.sh" "$here/carried.sh" "$here"/{train,trace}.py "$folder/"
     tar -C "$folder" -cJf "$folder/build.tar.xz" build
     rm -rf "$folder/build"
     du -sh "$folder/build.tar.xz"
@@ -58,6 +58,7 @@ run_tests() {
     run_test gpu_death
     run_test gpu_own_mps
     run_test train.py
+    run_test trace.py
     if [[ $mps == yes ]]; then
         mps_start
         run_test gpu_daemon
@@ -66,6 +67,7 @@ run_tests() {
         run_test gpu_rack
         run_test gpu_death
         run_test train.py
+        run_test trace.py
         mps_stop
     fi
     echo "$passed passed, $failed failed"

@@ -162,6 +162,43 @@ static void queued_operations_have_the_same_bits_behind_delays_and_beside_kernel
     workload_close(&rank);
 }
 
+/* Runs of operations with the same arguments, which a device may then know, and others among them. */
+static void operations_whose_arguments_change_have_their_own_bits(void **state)
+{
+    static const uint32_t tokens[] = { TOKENS, TOKENS, TOKENS, TOKENS / 2, TOKENS / 2, TOKENS / 2,
+                                       TOKENS, TOKENS / 2, TOKENS, TOKENS, TOKENS, 0, TOKENS };
+    enum { COUNT = sizeof(tokens) / sizeof(tokens[0]) };
+    struct workload_rank rank;
+    mok_ticket ticket[COUNT];
+    cudaStream_t stream;
+    uint8_t *out;
+    (void)state;
+
+    open_rank(&rank, &alone, 0, "arguments");
+    uint64_t bytes = output_bytes(&rank);
+    uint8_t *want = wanted(&rank);
+    open_stream(&stream);
+    cuda(cudaMallocHost((void **)&out, bytes * COUNT));
+    for (int i = 0; i < COUNT; i++) {
+        cuda(cudaMemsetAsync(mok_buffer_data(rank.out), 0xff, bytes, stream));
+        assert_int_equal(submit(&rank, rank.layer, rank.ids, tokens[i], stream, &ticket[i]), 0);
+        cuda(cudaMemcpyAsync(out + bytes * (uint64_t)i, mok_buffer_data(rank.out), bytes, cudaMemcpyDefault, stream));
+    }
+    cuda(cudaStreamSynchronize(stream));
+    for (int i = 0; i < COUNT; i++) {
+        const uint8_t *one = out + bytes * (uint64_t)i;
+        uint64_t written = bytes * tokens[i] / TOKENS;
+        assert_int_equal(code_of(&rank, ticket[i]), 0);
+        assert_memory_equal(one, want, written);
+        for (uint64_t k = written; k < bytes; k++)
+            assert_int_equal(one[k], 0xff);
+    }
+    cuda(cudaStreamDestroy(stream));
+    cuda(cudaFreeHost(out));
+    free(want);
+    workload_close(&rank);
+}
+
 /* ------------------------------------------------------------------ streams that wait for each other */
 
 static mok_layer *second_layer(struct workload_rank *r)
@@ -377,6 +414,72 @@ static void two_jobs_submit_to_the_same_workers_in_opposite_order(void **state)
     }
 }
 
+/* ------------------------------------------------------------------ queued operations of several ranks */
+
+static int take_turns(struct member *m, struct workload_rank *rank, cudaStream_t stream)
+{
+    const uint64_t bytes = output_bytes(rank);
+    mok_ticket ticket[QUEUED];
+    mok_result result;
+    uint8_t *out;
+    int r = cudaMallocHost((void **)&out, bytes * QUEUED) == cudaSuccess ? 0 : -1;
+
+    for (int round = 0; round < JOB_ROUNDS && r == 0; round++) {
+        for (int i = 0; i < QUEUED && r == 0; i++) {
+            if ((round + i + (int)m->index) % 3 == 0) /* now this rank is late, now the other */
+                r = busy_launch(4, 40000, stream);
+            cudaMemsetAsync(mok_buffer_data(rank->out), 0xff, bytes, stream);
+            r = r ? r : submit(rank, rank->layer, rank->ids, i % 4 ? TOKENS : TOKENS / 2, stream, &ticket[i]);
+            cudaMemcpyAsync(out + bytes * (uint64_t)i, mok_buffer_data(rank->out), bytes, cudaMemcpyDefault, stream);
+        }
+        r = r ? r : (int)cudaStreamSynchronize(stream);
+        for (int i = 0; i < QUEUED && r == 0; i++) {
+            uint64_t like = i % 4 ? 1 : 0;
+            if (mok_wait(rank->session, ticket[i], WAIT_NS, &result) < 0 || result.code < 0)
+                r = -1;
+            else if (memcmp(out + bytes * (uint64_t)i, out + bytes * like, i % 4 ? bytes : bytes / 2) != 0)
+                r = -2;
+        }
+        if (r == 0 && memcmp(out, out + bytes, bytes / 2) != 0) /* a token's row is its own */
+            r = -3;
+    }
+    cudaFreeHost(out);
+    return r;
+}
+
+static void *play_turns(void *argument)
+{
+    struct member *m = argument;
+    struct workload_rank rank;
+    cudaStream_t stream = NULL;
+
+    m->code = workload_open(&rank, &pair, m->index, TOKENS, TOKENS * m->index, stack.socket, "turns", m->index);
+    if (m->code == 0)
+        m->code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess ? 0 : -1;
+    if (m->code == 0)
+        m->code = take_turns(m, &rank, stream);
+    if (m->code != 0)
+        fprintf(stderr, "rank %u: %d, %s\n", m->index, m->code, mok_last_error());
+    cudaStreamDestroy(stream);
+    workload_close(&rank);
+    return NULL;
+}
+
+static void queued_operations_of_several_ranks_have_the_same_bits(void **state)
+{
+    struct member m[2];
+    (void)state;
+
+    for (uint32_t i = 0; i < 2; i++) {
+        m[i] = (struct member){ .index = i };
+        pthread_create(&m[i].thread, NULL, play_turns, &m[i]);
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        pthread_join(m[i].thread, NULL);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(m[i].code, 0);
+}
+
 /* ------------------------------------------------------------------ odd ones among others */
 
 static void operations_that_fail_or_are_empty_leave_the_others_of_the_stream_alone(void **state)
@@ -502,8 +605,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(queued_operations_have_the_same_bits_behind_delays_and_beside_kernels),
+        cmocka_unit_test(operations_whose_arguments_change_have_their_own_bits),
         cmocka_unit_test(the_streams_of_two_layers_come_in_the_other_order),
         cmocka_unit_test(the_streams_of_two_sessions_wait_for_each_other),
+        cmocka_unit_test(queued_operations_of_several_ranks_have_the_same_bits),
         cmocka_unit_test(two_jobs_submit_to_the_same_workers_in_opposite_order),
         cmocka_unit_test(operations_that_fail_or_are_empty_leave_the_others_of_the_stream_alone),
         cmocka_unit_test(an_operation_that_waits_for_its_stream_can_be_cancelled),

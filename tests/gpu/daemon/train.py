@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """train_moe_lm --engine cuda through mokd on a GPU: its losses beside the host engine's with one and two ranks (on two GPUs
 too, where there are two), bitwise repeats, other memory modes, a resumed run, and two jobs on the same workers.
-usage: train.py [part of a case's name]; needs MOK_BUILD_DIR. Exit code 77: no GPU. MOK_TEST_MPS_PIPE: under that MPS."""
+usage: train.py [part of a case's name]; needs MOK_BUILD_DIR. Exit code 77: no GPU. MOK_TEST_MPS_PIPE: under that MPS.
+       train.py --beside STEPS: prints how far MXFP8's loss gets from BF16's in so many steps, as JSON."""
 import json, os, re, shutil, signal, subprocess, sys, tempfile, time
 
 BIN = os.environ["MOK_BUILD_DIR"]
@@ -81,7 +82,8 @@ def same(a, b, what):
 def curve(stack, name, *options):
     got = Run(stack, name, "--engine", "cuda", *options).end()
     ranks = options[options.index("--ranks") + 1]
-    want = Run(stack, f"{name}-host", "--engine", "host", "--ranks", ranks).end()
+    precision = options[options.index("--precision"):][:2] if "--precision" in options else []
+    want = Run(stack, f"{name}-host", "--engine", "host", "--ranks", ranks, *precision).end()
     away = [abs(a - b) / b for a, b in zip(got.losses, want.losses)]
     print(f"  {name}: loss {got.losses[0]:.4f} -> {got.losses[-1]:.4f}, host engine {want.losses[-1]:.4f}; away {max(away):.2e} at most, "
           f"{sum(away) / len(away):.2e} on average", flush=True)
@@ -115,6 +117,31 @@ def a_resumed_run_has_the_bits_of_a_whole_one(stack):
     assert rest.losses == whole.losses[STEPS // 2:] and rest.parameters == whole.parameters, "the resumed run parted"
 
 
+def mxfp8_has_the_host_engines_curve_too(stack):
+    mxfp8 = ["--ranks", "1", "--precision", "mxfp8-per128"]
+    same(curve(stack, "mxfp8", *mxfp8), Run(stack, "again", "--engine", "cuda", *mxfp8).end(), "a repeat")
+
+
+def beside(stack, steps):
+    """MXFP8's losses over BF16's of the same model and batches; and BF16's of two ranks, which only sum otherwise, for comparison."""
+    size = (["--steps", str(steps)] if EMULATED else
+            f"--steps {steps} --batch 16 --seq 64 --text /usr/share/common-licenses/GPL-3".split())
+    plain = Run(stack, "bf16", "--engine", "cuda", "--ranks", "1", *size)
+    runs = [Run(stack, "mxfp8-per128", "--engine", "cuda", "--ranks", "1", *size, "--precision", "mxfp8-per128"),
+            Run(stack, "bf16, 2 ranks", "--engine", "cuda", "--ranks", "2", *size, "--batch", str(int((size + SIZE)[(size + SIZE).index("--batch") + 1]) // 2))]
+    want, width = plain.end().losses, max(steps // 20, 1)
+    mean = lambda losses, i: sum(losses[i:i + width]) / width
+    for run in runs:
+        got = run.end().losses
+        away = [(mean(got, i) - mean(want, i)) / mean(want, i) for i in range(0, steps - width + 1, width)]
+        print(json.dumps({"op": "train", "engine": "cuda", "what": run.name, "over": "bf16", "steps": steps, "window": width,
+                          "command": f"train.py --beside {steps}", "options": " ".join(SIZE + size),
+                          "loss": [round(mean(got, i), 4) for i in range(0, steps - width + 1, width)],
+                          "bf16_loss": [round(mean(want, i), 4) for i in range(0, steps - width + 1, width)],
+                          "last": round(away[-1], 5), "furthest": round(max(away, key=abs), 5),
+                          "on_average": round(sum(away) / len(away), 5)}), flush=True)
+
+
 def two_gpus_have_the_bits_of_one(stack):
     if len(stack.cuda) < 3:
         return print("  skipped: there is one GPU")
@@ -136,7 +163,9 @@ def main():
     work, failed = tempfile.mkdtemp(prefix="mok-train-"), 0
     stack = Stack(work)
     try:
-        for case in CASES:
+        if sys.argv[1:2] == ["--beside"]:
+            beside(stack, int(sys.argv[2]))
+        for case in CASES if sys.argv[1:2] != ["--beside"] else []:
             if len(sys.argv) > 1 and sys.argv[1] not in case.__name__:
                 continue
             started = time.time()

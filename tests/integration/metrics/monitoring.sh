@@ -12,6 +12,10 @@ dashboard=$source_dir/deploy/monitoring/mok-dashboard.json
 
 promtool check rules "$alerts" > "$dir/out" || fail "the alert rules: $(cat "$dir/out")"
 cp "$alerts" "$here/alerts.test.yml" "$dir/"
+for alert in $(sed -n 's/.*- alert: //p' "$alerts"); do
+    grep -A1 "alertname: $alert\$" "$here/alerts.test.yml" | grep -q 'exp_alerts: \[\]' || fail "$alert: no test that it is silent"
+    grep -A1 "alertname: $alert\$" "$here/alerts.test.yml" | grep -q 'exp_alerts:$' || fail "$alert: no test that it fires"
+done
 (cd "$dir" && promtool test rules alerts.test.yml) > "$dir/out" 2>&1 || fail "the alerts do not fire as they should: $(cat "$dir/out")"
 
 promtool check rules "$sums" > "$dir/out" || fail "the sums over a rack: $(cat "$dir/out")"

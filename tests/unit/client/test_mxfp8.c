@@ -5,6 +5,7 @@
  */
 #include "support.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
 
@@ -245,6 +246,23 @@ static void wrong_memory_is_refused_by_name(void **state)
     assert_fails(mok_mxfp8_dequantize(1, 32, (uint8_t *)wide, scales, wide), MOK_EARG, "overlaps data");
 }
 
+static void a_stream_without_cuda_is_refused_with_the_reason(void **state)
+{
+    const mok_mxfp8_options o = options_of(MOK_DTYPE_F32, MOK_MXFP8_PER32, 0);
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+
+    (void)state;
+    if (driver) { /* tests/gpu has what happens then */
+        dlclose(driver);
+        skip();
+    }
+    int r = mok_mxfp8_quantize_on_stream(&o, wide, data, scales, NULL, NULL, NULL);
+    assert_int_equal(r, -MOK_ENOTSUP);
+    if (!strstr(mok_last_error(), "libcuda.so.1") && !strstr(mok_last_error(), "built without nvcc"))
+        fail_msg("said \"%s\"", mok_last_error());
+    assert_int_equal(data[0], 0xaa);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, fill)
 
 int main(void)
@@ -257,6 +275,7 @@ int main(void)
         TEST(scale_bytes_of_what_cannot_be_are_0),
         TEST(wrong_options_are_refused_by_name_and_nothing_is_written),
         TEST(wrong_memory_is_refused_by_name),
+        TEST(a_stream_without_cuda_is_refused_with_the_reason),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -102,9 +102,11 @@ static bool serve(const Mok__WorkerRequest *request)
         decide(request, &reply);
     }
     int memory = -1;
-    if (request->body_case == MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC && !is("poor") &&
-        mok_memory_create("fake", request->memory_alloc->bytes, &memory) < 0)
-        return false;
+    if (request->body_case == MOK__WORKER_REQUEST__BODY_MEMORY_ALLOC && !is("poor")) {
+        uint64_t granules = (request->memory_alloc->bytes + 4095) / 4096; /* a GPU's memory comes in whole ones */
+        if (mok_memory_create("fake", 4096 * granules, &memory) < 0)
+            return false;
+    }
     mok_wire_send(CONTROL_FD, &reply.base, &memory, memory >= 0);
     mok_close(memory);
     return request->body_case != MOK__WORKER_REQUEST__BODY_STOP;

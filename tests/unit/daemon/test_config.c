@@ -307,6 +307,12 @@ static void a_path_longer_than_a_socket_address_is_refused(void **state)
     expect_refusal(text, 2, "108 bytes long, at most 107");
 }
 
+static void what_is_in_the_file_tells_no_terminal_what_to_do(void **state)
+{
+    (void)state;
+    expect_refusal("[daemon]\nsocket = \033[31m\n" DEVICE, 2, "socket = ?[31m");
+}
+
 static void more_devices_than_the_bound_are_refused(void **state)
 {
     char text[2048] = "", line[32];
@@ -500,6 +506,7 @@ int main(void)
         cmocka_unit_test(all_errors_are_told_at_once),
         cmocka_unit_test(a_line_too_long_is_one_error),
         cmocka_unit_test(a_path_longer_than_a_socket_address_is_refused),
+        cmocka_unit_test(what_is_in_the_file_tells_no_terminal_what_to_do),
         cmocka_unit_test(more_devices_than_the_bound_are_refused),
         cmocka_unit_test(a_file_that_is_not_there_is_named),
         cmocka_unit_test(what_is_no_regular_file_is_refused_unread),

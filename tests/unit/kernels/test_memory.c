@@ -65,7 +65,7 @@ static void memory_is_zeroed_sized_exactly_and_shared_through_its_descriptor(voi
         struct stat st;
         void *first, *second;
         int fd;
-        assert_int_equal(h->ops->memory_alloc(h->engine[0], bytes, &fd, &message), 0);
+        assert_int_equal(h->ops->memory_alloc(h->engine[0], bytes, &fd, NULL, &message), 0);
         assert_int_equal(fstat(fd, &st), 0);
         assert_true((uint64_t)st.st_size >= bytes && (uint64_t)st.st_size < bytes + 4096);
         assert_true((uint64_t)st.st_blocks * 512 >= bytes); /* really there: no SIGBUS later */
@@ -93,14 +93,14 @@ static void memory_that_cannot_be_is_refused_in_words(void **state)
     void *address = &fd;
 
     (void)state;
-    assert_true(h->ops->memory_alloc(h->engine[0], 0, &fd, &message) < 0);
+    assert_true(h->ops->memory_alloc(h->engine[0], 0, &fd, NULL, &message) < 0);
     assert_true(strlen(message.text) > 0);
     /* An engine that just tries would take the machine's last page; the limit is for that case alone. */
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &unlimited), 0);
     limit.rlim_max = unlimited.rlim_max;
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    assert_int_equal(h->ops->memory_alloc(h->engine[0], 1ull << 62, &fd, &message), -MOK_ENOMEM);
+    assert_int_equal(h->ops->memory_alloc(h->engine[0], 1ull << 62, &fd, NULL, &message), -MOK_ENOMEM);
     assert_non_null(strstr(message.text, "4611686018427387904"));
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &unlimited), 0);
     assert_int_equal(fd, -77);
@@ -119,7 +119,7 @@ static void a_mapping_larger_than_its_descriptor_is_refused(void **state)
     int fd;
 
     (void)state;
-    assert_int_equal(h->ops->memory_alloc(h->engine[0], 4096, &fd, &message), 0);
+    assert_int_equal(h->ops->memory_alloc(h->engine[0], 4096, &fd, NULL, &message), 0);
     assert_true(h->ops->memory_map(h->engine[0], fd, 1 << 20, &address, &message) < 0);
     close(fd);
     harness_close(h);

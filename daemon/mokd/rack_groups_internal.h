@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What rack_groups.c (what the state machines ask for, the mesh) and rack_paths.c (how memory gets to other nodes) share.
+ * Nothing else includes this.
+ */
+#ifndef MOKD_RACK_GROUPS_INTERNAL_H
+#define MOKD_RACK_GROUPS_INTERNAL_H
+
+#include "host_link.h"
+#include "rack_early.h"
+#include "rack_groups.h"
+
+/* A message that waits for the mesh. */
+struct parcel {
+    TAILQ_ENTRY(parcel) link;
+    size_t size;
+    uint8_t bytes[];
+};
+
+struct rack_groups_peer {
+    char refusal[256]; /* why it is not on this host; "": not known */
+    uint64_t offered_ms;
+    TAILQ_HEAD(, parcel) backlog;
+    size_t backlog_bytes;
+};
+
+struct mokd_rack_groups {
+    struct mokd_server *server;
+    struct group_node node;
+    uv_timer_t tick;
+    struct mokd_host_links *links;
+    struct rack_groups_peer peer[GROUP_MAX_NODES];
+    struct mokd_early_list early;
+    TAILQ_HEAD(, dropping) dropping;
+    uint64_t last_request;
+};
+
+/* rack_groups.c */
+struct mokd_group *mokd_rack_find_group(const struct mokd_server *server, uint32_t id);
+void mokd_rack_send(void *cookie, uint32_t node, const Mok__GroupMessage *message);
+
+/* rack_paths.c */
+extern const struct mokd_host_handlers mokd_rack_host_handlers; /* the cookie: the groups */
+/* A peer is up, or has not been found on this host for a while: it is asked, if that is ours to do. */
+void mokd_rack_offer(struct mokd_rack_groups *groups, uint32_t node);
+/* True: the message was about paths and handles. */
+bool mokd_rack_paths_message(struct mokd_rack_groups *groups, uint32_t node, const Mok__GroupMessage *message);
+/* A path has come or gone, or time has passed. */
+void mokd_rack_look_at_groups(struct mokd_rack_groups *groups);
+
+#endif

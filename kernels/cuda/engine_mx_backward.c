@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backward of MXFP8 layers, host side: weights turned, the shared expert by itself, then for each macrobatch one kernel
+ * for all but its weight gradients, and the BF16 backward's kernel for these. How many macrobatches there are only the device
+ * knows: kernels of those that are not there find no task.
+ */
+#include <string.h>
+
+#include "../hd.h"
+#include "engine_layer.h"
+#include "mx.h"
+
+void mok_cuda_mx_backward_fill(struct mok_engine_layer *l)
+{
+    const struct mok_cuda_layout *layout = &l->layout;
+    struct mok_cuda_mx_backward_args *a = &l->mx_backward;
+    const bool remote = l->plan.spec.ep > 1;
+    uint8_t *m = l->private_memory;
+
+    if (!mok_cuda_is_mx(l))
+        return;
+    a->common = l->mx.common;
+    a->mx = l->mx;
+    a->gate_t_scale = (const float *)(m + layout->gate_t_scale);
+    a->up_t_scale = (const float *)(m + layout->up_t_scale);
+    a->down_t_scale = (const float *)(m + layout->down_t_scale);
+    a->d_a_code = m + layout->d_a_code;
+    a->d_b_code = m + layout->d_b_code;
+    a->d_a_scale = m + layout->d_a_scale;
+    a->d_b_scale = m + layout->d_b_scale;
+    a->a_rows = m + layout->a;
+    a->b_rows = m + layout->b;
+    a->d_a_rows = m + layout->d_a;
+    a->d_b_rows = m + layout->d_b;
+    a->h_rows = m + layout->h_wide;
+    a->gates_done = l->schedule.gates_done;
+    a->row_g = l->schedule.row_g;
+    a->row_x_wide = (uint64_t *)(m + layout->row_x_wide);
+    a->row_g_wide = (uint64_t *)(m + layout->row_g_wide);
+    a->g_ring = remote ? m + layout->g : NULL;
+    a->x_wide_ring = remote ? m + layout->x_wide_ring : NULL;
+    a->g_wide_ring = remote ? m + layout->g_wide_ring : NULL;
+    a->row_weight_dst = l->schedule.row_weight_dst;
+    a->row_weight = l->schedule.row_weight;
+    a->partial = (float *)(m + layout->partial);
+    a->hidden_tiles = layout->hidden_tiles;
+}
+
+/* `a`, `b`: gate and up as the context keeps them, or the rows that are made again. */
+static int map_kept(struct mok_engine_layer *l, const uint8_t *ring)
+{
+    const struct mok_cuda_driver *d = &l->engine->driver;
+    struct mok_cuda_mx_backward_args *a = &l->mx_backward;
+    const void *rows[4] = { ring ? ring + l->kept.a : a->a_rows, ring ? ring + l->kept.b : a->b_rows, a->a_rows, a->b_rows };
+    CUtensorMap *map[4] = { &a->a[0], &a->b[0], &a->a[1], &a->b[1] };
+    int r = 0;
+
+    for (unsigned i = 0; i < 4 && r == 0; i++)
+        r = mok_cuda_make_map(d, map[i], rows[i], 2, l->plan.spec.intermediate, l->plan.ring_rows, 1, 64, 3);
+    return r;
+}
+
+/* Pairs of codes are mapped as BF16 elements, see mok_cuda_mx_make_maps. */
+static int map_codes(struct mok_engine_layer *l)
+{
+    const uint64_t hidden = l->plan.spec.hidden, inter = l->plan.spec.intermediate, experts = l->plan.local_experts;
+    const struct mok_cuda_layout *layout = &l->layout;
+    struct mok_cuda_mx_backward_args *a = &l->mx_backward;
+    const struct {
+        CUtensorMap *map;
+        const void *codes;
+        uint64_t columns, rows, planes;
+    } all[] = {
+        { &a->gate_t, l->private_memory + layout->gate_t, inter, hidden, experts },
+        { &a->up_t, l->private_memory + layout->up_t, inter, hidden, experts },
+        { &a->down_t, l->private_memory + layout->down_t, hidden, inter, experts },
+        { &a->d_a, a->d_a_code, inter, l->plan.ring_rows, 1 },
+        { &a->d_b, a->d_b_code, inter, l->plan.ring_rows, 1 },
+    };
+    int r = 0;
+
+    for (unsigned i = 0; i < sizeof(all) / sizeof(all[0]) && r == 0; i++)
+        r = mok_cuda_make_map(&l->engine->driver, all[i].map, all[i].codes, 2, all[i].columns / 2, all[i].rows,
+                              all[i].planes, MOK_TILE_M, 3);
+    return r;
+}
+
+int mok_cuda_mx_backward_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p, const uint8_t *ring)
+{
+    int r = mok_cuda_mx_make_maps(l, p);
+
+    l->maps_made = false; /* forward's, which this has made anew */
+    l->mx_backward.mx = l->mx;
+    if (r == 0)
+        r = map_codes(l);
+    return r == 0 ? map_kept(l, ring) : r;
+}
+
+static int turn_weights(struct mok_engine_layer *l, const struct mok_expert_params *p, void *stream)
+{
+    const struct mok_layer_spec *spec = &l->plan.spec;
+    const struct mok_cuda_layout *layout = &l->layout;
+    uint8_t *m = l->private_memory;
+    const struct mok_cuda_turn_args a = {
+        .weight = { { p->gate, p->gate_scale, m + layout->gate_t, (float *)(m + layout->gate_t_scale), spec->intermediate,
+                      spec->hidden },
+                    { p->up, p->up_scale, m + layout->up_t, (float *)(m + layout->up_t_scale), spec->intermediate,
+                      spec->hidden },
+                    { p->down, p->down_scale, m + layout->down_t, (float *)(m + layout->down_t_scale), spec->hidden,
+                      spec->intermediate } },
+        .experts = l->plan.local_experts,
+        .bad_id = l->engine->now->bad_id,
+    };
+    return mok_cuda_launch_turn(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+/* The BF16 backward's kernel, for the list that `head` names. */
+static int launch_wide(struct mok_engine_layer *l, const struct mok_op_args *args, struct mok_cuda_head *head,
+                       uint64_t *row_x, uint64_t *row_g, void *stream)
+{
+    struct mok_cuda_common *common = &l->backward.common;
+
+    l->backward.kept = 0;
+    l->backward.row_g = row_g;
+    common->row_src = row_x;
+    common->head = head;
+    common->x_ring[0] = common->x_ring[1];
+    common->abort_word = l->engine->now->abort_word;
+    common->report = l->engine->now->report;
+    common->marks = l->engine->now->marks_now;
+    common->chaos_seed++;
+    mok_cuda_retire(l, args, l->schedule.slots, common);
+    return mok_cuda_launch_backward(&l->backward, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+/* The shared expert alone, of this rank's own tokens: there are no others for this schedule. */
+static int launch_shared(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
+    struct mok_cuda_schedule_args s = l->schedule;
+
+    s.slots = 0;
+    s.local_experts = 0;
+    s.kept = 0;
+    memset(s.slot_first, 0, sizeof(s.slot_first));
+    if (mok_cuda_launch_schedule(&s, stream) != 0)
+        return -MOK_EDEVICE;
+    return launch_wide(l, args, s.head, s.row_src, s.row_g, stream);
+}
+
+int mok_cuda_mx_backward_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
+{
+    const uint64_t rows = (uint64_t)l->plan.spec.max_tokens * l->mx.x_row_bytes;
+    struct mok_cuda_schedule_args s;
+    int r = turn_weights(l, &args->params, stream);
+
+    if (r == 0 && l->plan.spec.shared_intermediate)
+        r = launch_shared(l, args, stream);
+    if (r < 0)
+        return r;
+    s = l->schedule;
+    s.shared_tokens = s.shared_hidden_tiles = 0;
+    for (uint32_t i = 0; i < l->plan.spec.ep; i++) {
+        s.x[i] = l->symmetric[i] + l->plan.sym_engine;
+        s.g[i] = l->symmetric[i] + l->plan.sym_engine + rows;
+    }
+    s.row_x_wide = l->mx_backward.row_x_wide;
+    s.row_g_wide = l->mx_backward.row_g_wide;
+    s.x_wide = l->private_memory + l->layout.x_wide;
+    s.g_wide = l->private_memory + l->layout.g_wide;
+    s.spans = (struct mok_cuda_head *)(l->private_memory + l->layout.spans);
+    s.max_macrobatches = (uint32_t)l->layout.max_macrobatches;
+    return mok_cuda_launch_schedule(&s, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
+int mok_cuda_mx_backward_launch(struct mok_engine_layer *l, const struct mok_op_args *args, const uint8_t *ring, void *stream)
+{
+    struct mok_cuda_head *spans = (struct mok_cuda_head *)(l->private_memory + l->layout.spans);
+    struct mok_cuda_mx_backward_args *a = &l->mx_backward;
+    struct mok_cuda_common *common = &a->common;
+
+    common->x_ring[0] = ring && l->plan.spec.ep > 1 ? (void *)(uintptr_t)(ring + l->kept.x) : common->x_ring[1];
+    common->abort_word = l->engine->now->abort_word;
+    common->report = l->engine->now->report;
+    common->marks = l->engine->now->marks_now;
+    a->kept = ring != NULL;
+    mok_cuda_retire(l, args, l->schedule.slots, common);
+    for (uint64_t i = 0; i < l->layout.max_macrobatches; i++) {
+        common->chaos_seed++;
+        common->head = spans + 2 * i;
+        a->mx.common = *common;
+        if (mok_cuda_launch_mx_backward(a, l->engine->blocks, stream) != 0)
+            return -MOK_EDEVICE;
+        if (launch_wide(l, args, spans + 2 * i + 1, a->row_x_wide, a->row_g_wide, stream) < 0)
+            return -MOK_EDEVICE;
+    }
+    return 0;
+}

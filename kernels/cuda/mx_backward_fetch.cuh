@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What brings an MXFP8 backward's operands into the stages: one thread by TMA, two warps by 16-byte copies of rows and
+ * of their scales. The weights' are one for 128 x 128 codes, since they have been turned. Multiplies nothing.
+ */
+#ifndef MOK_CUDA_MX_BACKWARD_FETCH_CUH
+#define MOK_CUDA_MX_BACKWARD_FETCH_CUH
+
+#include "loader.cuh"
+#include "mx.cuh"
+
+namespace mok
+{
+namespace
+{
+
+constexpr uint32_t mx_box_bytes = 64 * 128; /* 64 rows of 128 bytes: a's and b's */
+/* Stages behind d_hidden's products: 64 columns of a (as A), of b (first half of B's first half) each; results take their places. */
+constexpr uint32_t mx_gate_stages = MOK_TILE_N / 64;
+static_assert(MOK_TILE_M * 128 == MOK_A_BYTES && 2 * MOK_A_BYTES == MOK_B_BYTES, "a; b and weighted h");
+
+/* a and b of the task's rows were made again by this kernel. */
+__device__ __forceinline__ bool mx_remade(const mok_cuda_mx_backward_args &p, const task &t)
+{
+    return t.macrobatch > 0 || !p.kept;
+}
+
+/* ---- loader: turned weights, d_a, d_b; a and b ---- */
+
+struct mx_backward_loader : loader_base {
+    const mok_cuda_mx_backward_args &p;
+
+    __device__ uint32_t begin(uint32_t left, uint32_t stages, uint32_t bytes)
+    {
+        request(left, stages);
+        mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
+        mbar_expect(b.full(pipe.stage()), bytes);
+        return b.full(pipe.stage());
+    }
+    __device__ uint32_t a_at() const
+    {
+        return b.smem + a_offset + pipe.stage() * MOK_A_BYTES;
+    }
+    __device__ uint32_t b_at() const
+    {
+        return b.smem + b_offset + pipe.stage() * MOK_B_BYTES;
+    }
+
+    /* 256 rows of 128 values; each block fetches half and gives it to both, unless it is alone with its tile. */
+    __device__ void weight_tile(const task &t, const CUtensorMap *map, uint32_t full, int32_t x, int32_t y)
+    {
+        const int32_t e = t.expert;
+        if (t.single) {
+            tma_load_3d(b_at(), map, full, x, y, e);
+            tma_load_3d(b_at() + MOK_B_BYTES / 2, map, full, x, y + MOK_TILE_N / 2, e);
+        } else {
+            tma_load_3d_multicast(b_at() + b.rank * (MOK_B_BYTES / 2), map, full, x, y + b.rank * (MOK_TILE_N / 2), e, 3);
+        }
+    }
+
+    __device__ void d_hidden(const task &t, uint4 v)
+    {
+        const uint32_t stages = all.k_blocks + mx_gate_stages;
+        const int32_t x = b.column(t, p.hidden_tiles) * MOK_TILE_N;
+#pragma unroll 1
+        for (uint32_t k = 0; k < all.k_blocks; k++, pipe.n++) {
+            uint32_t full = begin(stages - k, stages, MOK_B_BYTES);
+            weight_tile(t, &p.down_t, full, k * (MOK_MX_TILE_K / 2), x);
+        }
+        const uint32_t ring = mx_remade(p, t);
+        if (ring && b.rows(t) > 0) {
+            const uint32_t *done = p.gates_done + t.row64 + b.row_first(t) / 64;
+            wait_counter(all, done, p.mx.tiles * MOK_CONSUMER_WARPS, MOK_WAIT_GATES, v);
+            fence_async();
+        }
+        const int32_t row = t.ring64 * 64 + b.row_first(t);
+#pragma unroll 1
+        for (uint32_t q = 0; q < mx_gate_stages; q++, pipe.n++) {
+            uint32_t full = begin(mx_gate_stages - q, stages, 2 * MOK_A_BYTES);
+#pragma unroll 1
+            for (uint32_t i = 0; i < 2; i++) {
+                tma_load_3d(a_at() + i * mx_box_bytes, &p.a[ring], full, x + 64 * q, row + 64 * i, 0);
+                tma_load_3d(b_at() + i * mx_box_bytes, &p.b[ring], full, x + 64 * q, row + 64 * i, 0);
+            }
+        }
+    }
+
+    /* One of the two products of d_input, behind which `behind` stages follow. */
+    __device__ void input_stages(const task &t, uint32_t behind, const CUtensorMap *weight, const CUtensorMap *rows)
+    {
+        const int32_t y = b.column(t, all.down_tiles) * MOK_TILE_N, row = t.ring64 * 64 + b.row_first(t);
+#pragma unroll 1
+        for (uint32_t k = 0; k < p.mx.h_blocks; k++, pipe.n++) {
+            const int32_t x = k * (MOK_MX_TILE_K / 2);
+            uint32_t full = begin(behind + p.mx.h_blocks - k, 2 * p.mx.h_blocks, MOK_A_BYTES + MOK_B_BYTES);
+            weight_tile(t, weight, full, x, y);
+            tma_load_3d(a_at(), rows, full, x, row, 0);
+        }
+    }
+
+    __device__ void d_input(const task &t, uint4 v)
+    {
+        if (b.rows(t) > 0) {
+            const uint32_t *done = all.hidden_done + t.row64 + b.row_first(t) / 64;
+            wait_counter(all, done, p.hidden_tiles * MOK_CONSUMER_WARPS, MOK_WAIT_GRADIENTS, v);
+            fence_async();
+        }
+#pragma unroll 1
+        for (uint32_t up = 0; up < 2; up++)
+            input_stages(t, up ? 0 : p.mx.h_blocks, up ? &p.up_t : &p.gate_t, up ? &p.d_b : &p.d_a);
+    }
+};
+
+__device__ void load(const mok_cuda_mx_backward_args &p, const block_view &b, uint32_t lane)
+{
+    mx_backward_loader l = { { p.common, b, {} }, p };
+    for (uint32_t n = 0;; n++) {
+        uint4 v = next_task(b, n, lane);
+        task t = decode(v);
+        if (t.type == MOK_TASK_END)
+            return;
+        if (lane != 0)
+            continue;
+        if (t.type == MOK_TASK_PULL)
+            l.request(1, 1);
+        else if (t.type == MOK_TASK_GATE_UP)
+            l.gate_up_tile<MOK_TILE_N / 2>(t, p.mx.gate, p.mx.up, p.mx.tiles);
+        else if (t.type == MOK_TASK_D_HIDDEN)
+            l.d_hidden(t, v);
+        else
+            l.d_input(t, v);
+    }
+}
+
+/* ---- gather: rows of x and of d_out, and everybody's scales ---- */
+
+struct mx_backward_gather : mx_gather {
+    const mok_cuda_mx_backward_args &q;
+
+    __device__ mx_backward_gather(const mx_gather &base, const mok_cuda_mx_backward_args &args) : mx_gather(base), q(args)
+    {
+    }
+
+    /* Begins to fetch this thread's two rows' scales of k-block k, which begin `behind` bytes after the rows. */
+    __device__ void fetch_rows(uint32_t stage, uint32_t k, uint32_t behind) const
+    {
+        const uint32_t to = scales(stage);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t r = own_row() + 64 * i;
+            cp_async_16(to + mx_slot * r, row(r) + behind + (4 * k & ~15u), 16);
+        }
+    }
+
+    /* They are there and become floats; `columns`: the scales of the tile's two halves. */
+    __device__ void finish_rows(uint32_t stage, uint32_t k, uint2 columns) const
+    {
+        const uint32_t at = scales(stage);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t slot = at + mx_slot * (own_row() + 64 * i);
+            store_shared_4(slot, scale(load_shared_4(slot + 4 * (k % 4))));
+        }
+        __syncwarp();
+        if (lane < 2)
+            store_shared_4(at + mx_slot * (thread / 32 * 4) + 4 + 4 * lane, lane ? columns.y : columns.x);
+        gather_landed(b, stage, lane);
+    }
+
+    enum weight { DOWN, GATE, UP };
+
+    /*
+     * Stages of a task that multiplies a turned weight, whose scales are from the `at`-th pair on. Rows of d_out are gathered
+     * too, swizzled as the tensor cores read them; the loader brings others.
+     */
+    template <weight W> __device__ __forceinline__ void fill_turned(uint32_t at)
+    {
+        constexpr bool gathered = W == DOWN;
+        const uint32_t k_blocks = gathered ? q.common.k_blocks : q.mx.h_blocks;
+        const uint32_t chunk = thread % 8, first = thread / 8;
+        const uint32_t dst = b.smem + a_offset + first * 128 + ((chunk ^ (first % 8)) * 16);
+        uint2 columns = make_uint2(0, 0);
+#pragma unroll 1
+        for (uint32_t k = 0; k < k_blocks; k++, pipe.n++, at += gathered ? q.hidden_tiles : q.common.down_tiles) {
+            const uint32_t stage = pipe.stage();
+            mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
+            if (gathered) {
+                const uint32_t byte = k * MOK_MX_TILE_K + chunk * 16, bytes = byte < q.common.hidden ? 16 : 0;
+                const uint32_t to = dst + stage * MOK_A_BYTES;
+#pragma unroll 4
+                for (uint32_t i = 0; i < gather_rows; i++)
+                    cp_async_16(to + i * gather_step * 128, row(first + i * gather_step) + (bytes ? byte : 0), bytes);
+            }
+            fetch_rows(stage, k, gathered ? q.common.hidden : 0);
+            cp_async_commit();
+            if (k > 0) {
+                cp_async_wait<1>();
+                finish_rows((pipe.n - 1) % MOK_STAGES, k - 1, columns);
+            }
+            /* wanted a k-block later */
+            columns = __ldg(reinterpret_cast<const uint2 *>(W == DOWN ? q.down_t_scale : W == GATE ? q.gate_t_scale : q.up_t_scale) + at);
+        }
+        cp_async_wait<0>();
+        finish_rows((pipe.n - 1) % MOK_STAGES, k_blocks - 1, columns);
+    }
+
+    __device__ __forceinline__ void gate_up(const task &t)
+    {
+        const uint8_t *ring = static_cast<const uint8_t *>(q.common.x_ring[t.macrobatch > 0]);
+        note_rows(t, [&](uint32_t r) { return place(t, q.common.row_src, ring, r); });
+        fill<true>(t, b.column(t, q.mx.tiles) * (MOK_TILE_N / 2));
+    }
+
+    __device__ const uint8_t *place(const task &t, const uint64_t *table, const uint8_t *ring, uint32_t r) const
+    {
+        const uint64_t at = __ldg(table + static_cast<uint64_t>(t.row64) * 64 + r);
+        return at & 1u ? ring + (static_cast<uint64_t>(t.ring64) * 64 + r) * q.mx.x_row_bytes :
+                         reinterpret_cast<const uint8_t *>(at);
+    }
+
+    __device__ __forceinline__ void d_hidden(const task &t)
+    {
+        note_rows(t, [&](uint32_t r) { return place(t, q.row_g, static_cast<const uint8_t *>(q.g_ring), r); });
+        fill_turned<DOWN>(t.expert * q.common.k_blocks * q.hidden_tiles + b.column(t, q.hidden_tiles));
+        gather_follow(b, pipe, mx_gate_stages, lane);
+    }
+
+    /* The loader brings d_a and d_b; here come their scales. */
+    __device__ __forceinline__ void d_input(const task &t, uint4 v)
+    {
+        const uint32_t at = t.expert * q.mx.h_blocks * q.common.down_tiles + b.column(t, q.common.down_tiles);
+        if (b.rows(t) > 0)
+            wait_counter(q.common, q.common.hidden_done + t.row64 + b.row_first(t) / 64,
+                         q.hidden_tiles * MOK_CONSUMER_WARPS, MOK_WAIT_GRADIENTS, v);
+        const auto of = [&](const uint8_t *scales) {
+            note_rows(t, [&](uint32_t r) { return scales + (static_cast<uint64_t>(t.ring64) * 64 + r) * q.mx.h_scale_bytes; });
+        };
+        of(q.d_a_scale);
+        fill_turned<GATE>(at);
+        of(q.d_b_scale);
+        fill_turned<UP>(at);
+    }
+};
+
+__device__ void gather(const mok_cuda_mx_backward_args &p, const block_view &b, uint32_t thread, uint32_t lane)
+{
+    mx_backward_gather g = { { p.mx, b, thread, lane, {} }, p };
+    for (uint32_t n = 0;; n++) {
+        uint4 v = next_task(b, n, lane);
+        task t = decode(v);
+        if (t.type == MOK_TASK_END)
+            return;
+        if (t.type == MOK_TASK_GATE_UP) {
+            gather_wait(p.common, b, t, v);
+            g.gate_up(t);
+        } else if (t.type == MOK_TASK_D_HIDDEN) {
+            gather_wait(p.common, b, t, v);
+            g.d_hidden(t);
+        } else if (t.type == MOK_TASK_D_INPUT) {
+            g.d_input(t, v);
+        }
+    }
+}
+
+} // namespace
+} // namespace mok
+#endif

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The CUDA engine's MXFP8 backward through the common interface: every gradient within the bound of a reference with E4M3
+ * operands, in every context mode, ring and EP degree; bits that no setting changes; d_out quantised bit for bit; strange
+ * values. Skipped where there is no GPU.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <cuda_runtime_api.h>
+
+#include "check.h"
+#include "device.h"
+#include "mok/ring_abi.h"
+#include "mx/bf16.h"
+#include "mx/mx.h"
+#include "plain_bf16.h"
+
+/* An emulated GPU is slow. */
+#ifdef MAX_EP
+#define FEWER(many, few) few
+#else
+#define REPEATS 200
+#define FEWER(many, few) many
+#endif
+#define MX MOK_MXFP8_PER128
+#define SHARED ((1u << RESULT_D_SHARED_GATE) | (1u << RESULT_D_SHARED_UP) | (1u << RESULT_D_SHARED_DOWN))
+
+static const struct problem_options layers[] = {
+    { .hidden = 336,
+      .intermediate = 208,
+      .experts = 8,
+      .topk = 3,
+      .tokens = FEWER(500, 50),
+      .shared_intermediate = 80,
+      .routing = ROUTE_ZIPF,
+      .weighting = WEIGHT_ZERO_NEGATIVE,
+      .masked = 0.1,
+      .allowed_experts = 0xbf,
+      .seed = 11 },
+    { .hidden = 256, .intermediate = 512, .experts = 4, .topk = 2, .tokens = FEWER(300, 40), .seed = 12 },
+    { .hidden = 80, .intermediate = 144, .experts = 8, .topk = 5, .tokens = FEWER(130, 30), .clamp = 0.9f, .seed = 13 },
+    { .hidden = 16, .intermediate = 16, .experts = 4, .topk = 1, .tokens = 40, .shared_intermediate = 16, .seed = 14 },
+};
+
+static void make(struct problem *p, size_t i)
+{
+    problem_make(p, &layers[i]);
+    problem_quantise_weights(p, 128);
+}
+
+static void run(struct device_group *g, const struct problem *p, const struct device_options *options,
+                const uint32_t *tokens, float start)
+{
+    device_group_open(g, p, options, tokens);
+    device_forward(g);
+    device_backward(g, start);
+    device_check_canaries(g);
+}
+
+static void check_layer(const char *name, const struct problem *p, const struct device_options *options,
+                        const uint32_t *tokens, float start)
+{
+    struct device_group group;
+    struct result got, want;
+    char what[160];
+    uint16_t *out;
+
+    snprintf(what, sizeof(what), "%s at EP %u, ring rows %llu, context %u, flags %u, start %g", name, options->ranks,
+             (unsigned long long)options->ring_rows, options->context_mode, options->flags, (double)start);
+    run(&group, p, options, tokens, start);
+    device_gradients(&group, start, &got);
+    out = device_out(&group);
+    for (size_t i = 0; i < problem_rows_elements(p); i++)
+        got.array[RESULT_OUT][i] = (double)bf16_to_float(out[i]);
+    check_against_mx_oracle(what, p, &got, MX);
+    if (p->shared_intermediate) {
+        result_alloc(p, &want);
+        oracle_run(p, &want);
+        check_result(what, p, &got, &want, SHARED);
+        result_free(&want);
+    }
+    free(out);
+    result_free(&got);
+    device_group_close(&group);
+}
+
+static void layers_are_within_the_bound_of_e4m3_operands(void **state)
+{
+    static const struct device_options ways[] = {
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD },
+        { .ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .ring_rows = 64 },
+        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 128, .bf16_gradients = true },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++)
+        for (size_t n = FEWER(0u, (i == 0 ? 2u : 0u)); n < FEWER(3u, (i == 0 ? 3u : 1u)); n++) {
+            uint32_t tokens[DEVICE_MAX_RANKS];
+            struct rng rng = { n + 1 };
+            char name[20];
+            struct problem p;
+
+            make(&p, i);
+            problem_cut(p.tokens, ways[n].ranks, &rng, tokens);
+            snprintf(name, sizeof(name), "layer %zu", i);
+            check_layer(name, &p, &ways[n], tokens, 0);
+            problem_free(&p);
+        }
+}
+
+/* Tiles' scales differ from those of the rows that a reference has: weights are made so that both are the same. */
+static void weights_in_tiles_are_turned_exactly(void **state)
+{
+    struct problem p;
+
+    (void)state;
+    problem_make(&p, &layers[1]);
+    uint64_t count = (uint64_t)p.experts * problem_expert_elements(&p);
+    for (uint64_t i = 0; i < count; i++) {
+        if (i % p.hidden % 128 == 0)
+            p.gate[i] = p.up[i] = 0x3f80; /* 1 */
+        if (i % p.intermediate % 128 == 0)
+            p.down[i] = 0x3f80;
+    }
+    problem_quantise_weights(&p, 128);
+    check_layer("tiles", &p,
+                &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .tiles = true },
+                &p.tokens, 0);
+    problem_free(&p);
+}
+
+static void gradients_are_added_to_what_is_stored(void **state)
+{
+    struct problem p;
+
+    (void)state;
+    make(&p, 3);
+    check_layer("added", &p, &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX }, &p.tokens,
+                0.5f);
+    problem_free(&p);
+}
+
+static uint8_t *bits(const struct problem *p, const struct device_options *options, const uint32_t *tokens, size_t *ret_size)
+{
+    struct device_group group;
+    uint8_t *bytes;
+
+    run(&group, p, options, tokens, 0.25f);
+    bytes = device_gradient_bytes(&group, ret_size);
+    device_group_close(&group);
+    return bytes;
+}
+
+static void no_setting_changes_a_bit(void **state)
+{
+    static const struct device_options others[] = {
+        { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .chaos_delay_us = 20 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 128, .yield_us = 1 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .minibatch_rows = 64 },
+        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 64, .chaos_delay_us = 10 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .blocks = 2 },
+        { .ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .blocks = 2 },
+    };
+    const size_t count = sizeof(others) / sizeof(others[0]);
+    struct problem p;
+    size_t size, same;
+    uint8_t *want;
+
+    (void)state;
+    make(&p, 0);
+    want = bits(&p, &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX }, &p.tokens, &size);
+    /* gradients of the shared expert, the last ones, are sums over a rank's own tokens */
+    same = size - 3 * (size_t)p.shared_intermediate * p.hidden * 4;
+    for (size_t i = FEWER(0, 1); i < count; i += FEWER(1, 4)) {
+        uint32_t tokens[DEVICE_MAX_RANKS];
+        struct rng rng = { i + 1 };
+        uint8_t *got;
+        size_t got_size;
+
+        problem_cut(p.tokens, others[i].ranks, &rng, tokens);
+        got = bits(&p, &others[i], tokens, &got_size);
+        if (memcmp(got, want, others[i].ranks == 1 ? size : same) != 0)
+            fail_msg("setting %zu: other bits", i);
+        free(got);
+    }
+    free(want);
+    problem_free(&p);
+}
+
+static void a_rank_without_tokens_takes_part(void **state)
+{
+    const uint32_t tokens[2] = { 0, 40 };
+    struct problem p;
+
+    (void)state;
+    make(&p, 3);
+    check_layer("a rank without tokens", &p,
+                &(struct device_options){ .ranks = 2, .context_mode = MOK_CONTEXT_FULL, .precision = MX,
+                                          .flags = MOK_OPF_OVERWRITE_WGRAD },
+                tokens, 0);
+    problem_free(&p);
+}
+
+/* What makes a row of d_out: NaN, infinities, zeros, both ends of the range. */
+static void strange_rows(struct problem *p)
+{
+    static const uint16_t odd[] = { 0x7fc0, 0xffc1, 0x7f80, 0xff80, 0x7f7f, 0x0001, 0x0080, 0x8000 };
+
+    for (size_t i = 0; i < problem_rows_elements(p); i++) {
+        uint32_t token = (uint32_t)(i / p->hidden);
+
+        if (token == 9)
+            p->d_out[i] = 0;
+        else if (token == 12)
+            p->d_out[i] = (uint16_t)(0x4300u + (i * 7u & 0xffu)); /* ties between codes */
+        else if (token == 15)
+            p->d_out[i] = (uint16_t)(i * 40503u >> 5 & 0x80ffu); /* about the smallest */
+        else if (token == 17 && i % 37 == 0)
+            p->d_out[i] = odd[i / 37 % (sizeof(odd) / sizeof(odd[0]))];
+    }
+}
+
+/* d_out's codes and scales are mx.h's; NaN of one token is that token's alone; zeros give zeros. */
+static void strange_values_stay_with_their_token(void **state)
+{
+    const size_t row_bytes = (layers[1].hidden + layers[1].hidden / 32 + 127) / 128 * 128;
+    uint8_t got[512], code[256], scale[8];
+    struct device_group group;
+    struct result result;
+    struct problem p;
+    float values[256];
+
+    (void)state;
+    make(&p, 1);
+    strange_rows(&p);
+    run(&group, &p,
+        &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD },
+        &p.tokens, 0);
+    for (uint32_t t = 0; t < p.tokens; t++) {
+        const uint8_t *at =
+            (const uint8_t *)group.symmetric[0].at + group.plan[0].sym_engine + ((size_t)p.tokens + t) * row_bytes;
+
+        for (uint32_t i = 0; i < p.hidden; i++)
+            values[i] = mok_bf16_to_f32(p.d_out[(size_t)t * p.hidden + i]);
+        mok_mx_quantize_row(values, p.hidden, 128, code, scale);
+        assert_int_equal(cudaMemcpy(got, at, row_bytes, cudaMemcpyDeviceToHost), 0);
+        assert_memory_equal(got, code, p.hidden);
+        assert_memory_equal(got + p.hidden, scale, sizeof(scale));
+    }
+    device_gradients(&group, 0, &result);
+    for (size_t i = 0; i < problem_rows_elements(&p); i++) {
+        const double value = result.array[RESULT_D_X][i];
+        const size_t token = i / p.hidden;
+
+        if ((value != value) != (token == 17) || (token == 9 && value != 0))
+            fail_msg("d_x of token %zu, column %zu is %g", token, i % p.hidden, value);
+    }
+    result_free(&result);
+    device_group_close(&group);
+    problem_free(&p);
+}
+
+static void repeated_backwards_have_the_same_bits(void **state)
+{
+    struct device_group group;
+    uint8_t *want, *got;
+    struct problem p;
+    size_t size;
+
+    (void)state;
+    make(&p, 0);
+    run(&group, &p,
+        &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .chaos_delay_us = 3,
+                                  .flags = MOK_OPF_OVERWRITE_WGRAD },
+        &p.tokens, 0);
+    want = device_gradient_bytes(&group, &size);
+    for (int i = 0; i < FEWER(REPEATS, 1); i++) {
+        device_backward(&group, 0);
+        got = device_gradient_bytes(&group, &size);
+        if (memcmp(got, want, size) != 0)
+            fail_msg("backward %d: other bits", i);
+        free(got);
+    }
+    device_group_close(&group);
+    free(want);
+    problem_free(&p);
+}
+
+static void every_number_of_experts_is_right(void **state)
+{
+    (void)state;
+    for (uint32_t experts = 1; experts <= 130; experts += FEWER(1, 129)) {
+        struct problem p;
+        char name[40];
+
+        problem_make(&p, &(struct problem_options){ .hidden = 32,
+                                                    .intermediate = 48,
+                                                    .experts = experts,
+                                                    .topk = 2,
+                                                    .tokens = FEWER(70, 20),
+                                                    .routing = ROUTE_DUPLICATES,
+                                                    .seed = experts });
+        problem_quantise_weights(&p, 128);
+        snprintf(name, sizeof(name), "%u experts", experts);
+        check_layer(name, &p,
+                    &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX,
+                                              .flags = MOK_OPF_OVERWRITE_WGRAD },
+                    &p.tokens, 0);
+        problem_free(&p);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_are_within_the_bound_of_e4m3_operands),
+        cmocka_unit_test(weights_in_tiles_are_turned_exactly),
+        cmocka_unit_test(gradients_are_added_to_what_is_stored),
+        cmocka_unit_test(no_setting_changes_a_bit),
+        cmocka_unit_test(a_rank_without_tokens_takes_part),
+        cmocka_unit_test(strange_values_stay_with_their_token),
+        cmocka_unit_test(repeated_backwards_have_the_same_bits),
+        cmocka_unit_test(every_number_of_experts_is_right),
+    };
+
+    device_or_skip();
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
