@@ -3,7 +3,7 @@
  * MXFP8 on its way through a block: rows and scales into the stages, products of E4M3 tiles whose sums take the scales
  * as they are promoted to FP32, finished rows quantised. Formats and rounding are mx.h's.
  *
- * A stage holds 128 values of 128 rows and of 256 columns; their scales lie beside the stages.
+ * A stage holds 128 values of 128 rows and of 256 columns, and beside it for each row and column the scale as a float.
  */
 #ifndef MOK_CUDA_MX_CUH
 #define MOK_CUDA_MX_CUH
@@ -21,22 +21,15 @@ namespace
 constexpr uint32_t mx_row_bytes = 144, mx_warp_bytes = 16 * mx_row_bytes;
 constexpr uint32_t mx_scale_offset = stage_offset + MOK_CONSUMER_WARPS * mx_warp_bytes;
 /*
- * Scales of four k-blocks (a quad) lie together, in one of two sets by turns. Of a set: for each row 16 bytes, as they are
- * fetched, which become four floats; then 16 bytes a column. Of 32 columns' 512 bytes the first 256 become 64 for each k-block:
- * BF16, of columns 2 q and 2 q + 1 beyond each eighth one at 16 q, as a consumer's lane q wants them. A quad that all columns of a half have one scale for says so behind staged rows, see mx_same_place.
+ * Of a stage: 16 bytes a row, as they are fetched, whose first word becomes the scale; then a float a column. Words 1 and 2 of
+ * row 4 w become the scale that all columns of either half have in gather warp w's eyes, or 0.
  */
-constexpr uint32_t mx_quad = 4, mx_slot = 16, mx_scale_columns = MOK_TILE_M * mx_slot;
-constexpr uint32_t mx_set_bytes = mx_scale_columns + MOK_TILE_N * mx_slot;
-constexpr uint32_t mx_table_offset = mx_scale_offset + 2 * mx_set_bytes;
+constexpr uint32_t mx_slot = 16, mx_scale_columns = MOK_TILE_M * mx_slot;
+constexpr uint32_t mx_scale_bytes = mx_scale_columns + MOK_TILE_N * 4;
+constexpr uint32_t mx_table_offset = mx_scale_offset + MOK_STAGES * mx_scale_bytes;
 constexpr uint32_t mx_column_offset = mx_table_offset + MOK_TILE_M * 8; /* where each column's scales begin */
 constexpr uint32_t mx_place_offset = mx_column_offset + MOK_TILE_N * 8; /* of finished rows */
 static_assert(mx_place_offset + MOK_TILE_M * 8 <= task_offset, "scales do not fit behind the results");
-
-/* The scale that all columns of the first half have in gather warp w's eyes, or 0; behind it the second half's. */
-__device__ __forceinline__ uint32_t mx_same_place(uint32_t set, uint32_t w, uint32_t k)
-{
-    return stage_offset + (4 * set + 2 * w + k / 2 % 2) * mx_row_bytes + 128 + k % 2 * 8;
-}
 
 /* Codes of a pair of values times 1 / their scale, NaN and Inf as mok_e4m3_encode has them. */
 __device__ __forceinline__ uint32_t mx_codes(float lo, float hi, float inverse)
@@ -72,8 +65,6 @@ struct mx_gather {
     const block_view &b;
     uint32_t thread, lane;
     pipeline pipe;
-    uint32_t quads = 0;     /* begun so far */
-    uint32_t last_quad = 0; /* the stage's number in which the last one begins */
 
     /* The rows of this thread whose beginnings it notes: one of this warp's, and the one 64 below. */
     __device__ uint32_t own_row() const
@@ -136,148 +127,109 @@ struct mx_gather {
         }
     }
 
-    __device__ uint32_t scales(uint32_t set) const
+    __device__ uint32_t scales(uint32_t stage) const
     {
-        return b.smem + mx_scale_offset + set * mx_set_bytes;
+        return b.smem + mx_scale_offset + stage * mx_scale_bytes;
     }
     /* The first of the four codes in a word: all are equal. */
-    __device__ static float scale(uint32_t word)
+    __device__ static uint32_t scale(uint32_t word)
     {
-        return mok_e8m0_to_f32(static_cast<uint8_t>(word));
+        return __float_as_uint(mok_e8m0_to_f32(static_cast<uint8_t>(word)));
     }
 
-    /* Begins to fetch this thread's two rows' and four columns' scales of the quad that begins with k-block k. */
-    template <bool X> __device__ __forceinline__ void fetch(uint32_t set, uint32_t k) const
+    /* Begins to fetch this thread's two rows' and four columns' scales of k-block k. */
+    template <bool X> __device__ void fetch(uint32_t stage, uint32_t k) const
     {
-        const uint32_t to = scales(set), count = scales_of_row<X>();
-        const uint64_t bases = X ? reinterpret_cast<uint64_t>(p.gate_scale) | reinterpret_cast<uint64_t>(p.up_scale) :
-                                   reinterpret_cast<uint64_t>(p.down_scale);
-        const bool whole = ((static_cast<uint32_t>(bases) | count) & 15u) == 0;
+        const uint32_t to = scales(stage);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             const uint32_t r = own_row() + 64 * i;
-            cp_async_16(to + mx_slot * r, row(r) + (X ? p.common.hidden : 0) + 4 * k, 16);
+            cp_async_16(to + mx_slot * r, row(r) + (X ? p.common.hidden : 0) + (4 * k & ~15u), 16);
         }
-#pragma unroll 1
+#pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
             const uint8_t *at = noted(b.smem + mx_column_offset + 8 * (thread + 64 * i)) + 4 * k;
-            const uint32_t slot = to + mx_scale_columns + mx_slot * (thread + 64 * i);
-            if (whole) {
-                cp_async_16(slot, at, 16);
-                continue;
-            }
-#pragma unroll 1
-            for (uint32_t j = 0; j < 4 * mx_quad && 4 * k + j < count; j += 4)
-                if (count % 4 == 0)
-                    cp_async_4(slot + j, at + j);
-                else
-                    store_shared_4(slot + j, __ldg(at + j));
+            const uint32_t word = to + mx_scale_columns + 4 * (thread + 64 * i);
+            if (scales_of_row<X>() % 4 == 0)
+                cp_async_4(word, at);
+            else
+                store_shared_4(word, __ldg(at));
         }
     }
 
-    /* What this thread has fetched of a quad is there, and becomes floats. */
-    __device__ __forceinline__ void finish(uint32_t set) const
+    /* What this thread has fetched of a stage is there, and becomes floats. */
+    __device__ void finish(uint32_t stage, uint32_t k) const
     {
-        const uint32_t at = scales(set);
+        const uint32_t at = scales(stage);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             const uint32_t slot = at + mx_slot * (own_row() + 64 * i);
-            const uint4 w = load_shared_16(slot);
-            store_shared_8(slot, scale(w.x), scale(w.y));
-            store_shared_8(slot + 8, scale(w.z), scale(w.w));
+            store_shared_4(slot, scale(load_shared_4(slot + 4 * (k % 4))));
         }
-#pragma unroll 1
-        for (uint32_t half = 0; half < 2; half++) {
-            const uint32_t column = at + mx_scale_columns + half * (MOK_TILE_N / 2 * mx_slot) + thread / 32 * 32 * mx_slot;
-            const uint4 one = load_shared_16(column + lane * mx_slot), two = load_shared_16(column + (64 + lane) * mx_slot);
-            const uint32_t words[2][4] = { { one.x, one.y, one.z, one.w }, { two.x, two.y, two.z, two.w } };
-            __syncwarp(); /* the floats' places are others' words' */
+        __syncwarp();
 #pragma unroll
-            for (uint32_t k = 0; k < mx_quad; k++) {
-                const uint32_t first = __shfl_sync(~0u, words[0][k], 0);
-                const bool same = __all_sync(~0u, words[0][k] == first && words[1][k] == first);
-                const uint32_t to = column + 64 * k + lane % 8 / 2 * 16 + lane / 8 * 4 + lane % 2 * 2;
-                store_shared_2(to, __float_as_uint(scale(words[0][k])) >> 16);
-                store_shared_2(to + 64 * mx_slot, __float_as_uint(scale(words[1][k])) >> 16);
-                if (lane == k)
-                    store_shared_4(b.smem + mx_same_place(set, thread / 32, k) + 4 * half, same ? __float_as_uint(scale(first)) : 0);
-            }
+        for (uint32_t half = 0; half < 2; half++) {
+            const uint32_t word = at + mx_scale_columns + 4 * (thread + 128 * half);
+            const uint32_t one = scale(load_shared_4(word)), two = scale(load_shared_4(word + 256));
+            store_shared_4(word, one);
+            store_shared_4(word + 256, two);
+            const uint32_t first = __shfl_sync(~0u, one, 0);
+            const bool same = __all_sync(~0u, one == first && two == first);
+            if (lane == 0)
+                store_shared_4(at + mx_slot * (thread / 32 * 4) + 4 + 4 * half, same ? first : 0);
         }
-    }
-
-    /* A stage whose copies are the last but `Behind` of this thread's has landed. */
-    template <int Behind> __device__ __forceinline__ void land(uint32_t n, uint32_t k) const
-    {
-        cp_async_wait<Behind>();
-        if (k % mx_quad == 0)
-            finish(quads % 2);
-        gather_landed(b, n % MOK_STAGES, lane);
+        gather_landed(b, stage, lane);
     }
 
     /* All stages of a task whose tile begins at `column`; of x the rows too, swizzled as the tensor cores read them. */
     template <bool X> __device__ __forceinline__ void fill(const task &t, uint32_t column)
     {
         const uint32_t k_blocks = X ? p.common.k_blocks : p.h_blocks;
+        const uint32_t chunk = thread % 8, first = thread / 8;
+        const uint32_t dst = b.smem + a_offset + first * 128 + ((chunk ^ (first % 8)) * 16);
         note_columns<X>(t, column);
-        bool owed = false; /* the stage before has not been reported */
 #pragma unroll 1
         for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
             const uint32_t stage = pipe.stage();
-            if (owed && !__all_sync(~0u, mbar_test(b.empty(stage), pipe.phase() ^ 1u))) {
-                land<0>(pipe.n - 1, k - 1);
-                owed = false;
-            }
             mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
             if (X) {
-                uint32_t me = thread;
-                forget(me); /* registers are few */
-                const uint32_t chunk = me % 8, first = me / 8, to = b.smem + a_offset + stage * MOK_A_BYTES + first * 128 + ((chunk ^ (first % 8)) * 16);
                 const uint32_t at = k * MOK_MX_TILE_K + chunk * 16, bytes = at < values<X>() ? 16 : 0;
+                const uint32_t to = dst + stage * MOK_A_BYTES;
 #pragma unroll 4
                 for (uint32_t i = 0; i < gather_rows; i++)
                     cp_async_16(to + i * gather_step * 128, row(first + i * gather_step) + (bytes ? at : 0), bytes);
             }
-            if (k % mx_quad == 0) {
-                /* the set is free once the quad before the last has been read */
-                if (pipe.n - last_quad < MOK_STAGES - 1 && last_quad > 0)
-                    mbar_wait(b.empty((last_quad - 1) % MOK_STAGES), (last_quad - 1) / MOK_STAGES & 1u);
-                last_quad = pipe.n;
-                fetch<X>(++quads % 2, k);
-            }
+            fetch<X>(stage, k);
             cp_async_commit();
-            if (owed)
-                land<1>(pipe.n - 1, k - 1);
-            owed = true;
+            if (k > 0) {
+                cp_async_wait<1>();
+                finish((pipe.n - 1) % MOK_STAGES, k - 1);
+            }
         }
-        land<0>(pipe.n - 1, k_blocks - 1);
+        cp_async_wait<0>();
+        finish((pipe.n - 1) % MOK_STAGES, k_blocks - 1);
     }
 };
 
 /* ---- consumers ---- */
 
 struct mx_consumer_base : consumer_base {
-    uint32_t position = mx_quad; /* of a k-block among mx_gather's quads */
-
     __device__ uint32_t results() const
     {
         return b.smem + stage_offset + warp * mx_warp_bytes;
     }
 
-    /* sum += part times the scales of its rows and of its columns, which begin at `columns`, 32 of them every 512 bytes. */
+    /* sum += part times the scales of its rows and of its columns, which begin at `columns`. */
     __device__ __forceinline__ void promote(float *sum, const float (&part)[64], float upper, float lower, uint32_t columns) const
     {
 #pragma unroll
-        for (uint32_t j = 0; j < 16; j += 4) {
-            const uint4 v = load_shared_16(columns + j / 4 * (32 * mx_slot));
-            const uint32_t words[4] = { v.x, v.y, v.z, v.w };
-#pragma unroll
-            for (uint32_t i = 4 * j; i < 4 * j + 16; i += 4) {
-                const float s0 = __uint_as_float(words[i / 4 % 4] << 16), s1 = __uint_as_float(words[i / 4 % 4] & 0xffff0000u);
-                sum[i] = __fmaf_rn(part[i], __fmul_rn(upper, s0), sum[i]);
-                sum[i + 1] = __fmaf_rn(part[i + 1], __fmul_rn(upper, s1), sum[i + 1]);
-                sum[i + 2] = __fmaf_rn(part[i + 2], __fmul_rn(lower, s0), sum[i + 2]);
-                sum[i + 3] = __fmaf_rn(part[i + 3], __fmul_rn(lower, s1), sum[i + 3]);
-            }
+        for (uint32_t j = 0; j < 16; j++) {
+            const uint2 w = load_shared_8(columns + 32 * j);
+            const float s0 = __uint_as_float(w.x), s1 = __uint_as_float(w.y);
+            sum[4 * j] = __fmaf_rn(part[4 * j], __fmul_rn(upper, s0), sum[4 * j]);
+            sum[4 * j + 1] = __fmaf_rn(part[4 * j + 1], __fmul_rn(upper, s1), sum[4 * j + 1]);
+            sum[4 * j + 2] = __fmaf_rn(part[4 * j + 2], __fmul_rn(lower, s0), sum[4 * j + 2]);
+            sum[4 * j + 3] = __fmaf_rn(part[4 * j + 3], __fmul_rn(lower, s1), sum[4 * j + 3]);
         }
     }
 
@@ -293,90 +245,52 @@ struct mx_consumer_base : consumer_base {
         }
     }
 
-    /* Begins 64 rows x 128 columns of a stage. */
-    __device__ __forceinline__ static void begin(float (&part)[64], uint64_t a, uint64_t columns)
-    {
-        wgmma_fence();
-        wgmma_m64n128k32_e4m3_first(part, a, columns);
-#pragma unroll
-        for (uint32_t i = 1; i < MOK_MX_TILE_K / 32; i++)
-            wgmma_m64n128k32_e4m3(part, a + 2 * i, columns + 2 * i);
-        wgmma_commit();
-    }
-    __device__ __forceinline__ static void end(float (&part)[64])
-    {
-        wgmma_wait<0>();
-#pragma unroll
-        for (uint32_t i = 0; i < 64; i++)
-            settle(part[i]);
-    }
-
-    /*
-     * d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. The other group's
-     * products hide what this one does between its own, as long as that is shorter than they are: so products begin first, and
-     * scales, and whether the next stage is there, are asked for behind them.
-     */
+    /* d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. */
     __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks)
     {
         const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
-        const uint32_t row = mx_slot * (warp * 16 + lane / 4), column = mx_scale_columns + 16 * (lane % 4);
-        bool ready = mbar_test(b.full(pipe.stage()), pipe.phase());
+        const uint32_t row = mx_slot * (warp * 16 + lane / 4), column = mx_scale_columns + 8 * (lane % 4);
 #pragma unroll
         for (uint32_t i = 0; i < 128; i++)
             d[i] = 0.0f;
 #pragma unroll 1
-        for (const uint32_t last = pipe.n + k_blocks; pipe.n != last; position++) {
-            const uint32_t stage = pipe.stage(), set = position / mx_quad % 2, k = position % mx_quad;
-            const uint32_t scales = b.smem + mx_scale_offset + set * mx_set_bytes;
+        for (const uint32_t end = pipe.n + k_blocks; pipe.n != end; pipe.n++) {
+            const uint32_t stage = pipe.stage(), scales = b.smem + mx_scale_offset + stage * mx_scale_bytes;
             const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
-            if (!__all_sync(~0u, ready)) {
+            if (!__all_sync(~0u, mbar_try(b.full(stage), pipe.phase()))) {
                 deliver(); /* the stage may wait for rows whose pull waits behind a task that waits for this */
                 mbar_wait(b.full(stage), pipe.phase());
             }
-            float part[64];
-            begin(part, at, bt);
-            deliver(); /* while the tensor cores are busy; at most once a task */
-            const float upper = __uint_as_float(load_shared_4(scales + row + 4 * k));
-            const float lower = __uint_as_float(load_shared_4(scales + row + 4 * k + 8 * mx_slot));
-            const uint2 same = load_shared_8(b.smem + mx_same_place(set, 0, k)), other = load_shared_8(b.smem + mx_same_place(set, 1, k));
-            const float s0 = __uint_as_float(same.x), s1 = __uint_as_float(same.y);
-            if (same.x != 0 && same.y != 0 && same.x == other.x && same.y == other.y) {
-                end(part);
-                promote_same(d, part, __fmul_rn(upper, s0), __fmul_rn(lower, s0));
-                begin(part, at, bt + MOK_B_BYTES / 32);
-                pipe.n++;
-                ready = mbar_test(b.full(pipe.stage()), pipe.phase());
-                end(part);
-                __syncwarp(); /* all lanes have read the scales */
-                release(stage);
-                promote_same(d + 64, part, __fmul_rn(upper, s1), __fmul_rn(lower, s1));
-            } else {
-                const uint32_t columns = scales + column + 64 * k;
-                end(part);
-                promote(d, part, upper, lower, columns);
-                begin(part, at, bt + MOK_B_BYTES / 32);
-                pipe.n++;
-                ready = mbar_test(b.full(pipe.stage()), pipe.phase());
-                end(part);
-                promote(d + 64, part, upper, lower, columns + MOK_TILE_N / 2 * mx_slot);
-                __syncwarp(); /* all lanes have read the scales */
-                release(stage);
+            const float upper = __uint_as_float(load_shared_4(scales + row));
+            const float lower = __uint_as_float(load_shared_4(scales + row + 8 * mx_slot));
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+                float part[64];
+                const uint64_t b_at = bt + half * (MOK_B_BYTES / 32);
+                const uint32_t same = load_shared_4(scales + 4 + 4 * half);
+                const bool one = same != 0 && same == load_shared_4(scales + 4 * mx_slot + 4 + 4 * half);
+                wgmma_fence();
+                wgmma_m64n128k32_e4m3_first(part, at, b_at);
+#pragma unroll
+                for (uint32_t i = 1; i < MOK_MX_TILE_K / 32; i++)
+                    wgmma_m64n128k32_e4m3(part, at + 2 * i, b_at + 2 * i);
+                wgmma_commit();
+                if (half == 0)
+                    deliver(); /* while the tensor cores are busy; at most once a task */
+                wgmma_wait<0>();
+#pragma unroll
+                for (uint32_t i = 0; i < 64; i++)
+                    settle(part[i]);
+                if (one)
+                    promote_same(d + 64 * half, part, __fmul_rn(upper, __uint_as_float(same)),
+                                 __fmul_rn(lower, __uint_as_float(same)));
+                else
+                    promote(d + 64 * half, part, upper, lower, scales + column + half * 512);
             }
+            __syncwarp(); /* all lanes have read the scales */
+            release(stage);
         }
-        end_quads();
-    }
-
-    /* As consumer_base's. */
-    __device__ void skip(uint32_t k_blocks)
-    {
-        consumer_base::skip(k_blocks);
-        position += k_blocks;
-        end_quads();
-    }
-    __device__ void end_quads()
-    {
-        position = (position + mx_quad - 1) / mx_quad * mx_quad;
     }
 
     /* Stores this warp's 16 rows x 64 columns of BF16; otherwise as consumer_base::store. */
@@ -418,33 +332,17 @@ struct mx_consumer_base : consumer_base {
     __device__ __forceinline__ void quantise(const float (&h)[32], uint32_t half, uint8_t *scale) const
     {
         const uint32_t at = results() + (lane / 4 + 8 * half) * mx_row_bytes + 2 * (lane % 4);
-        float most = 0.0f, odd = 0.0f;
+        uint32_t amax = 0;
 #pragma unroll
-        for (uint32_t i = 0; i < 32; i++) {
-            most = fmaxf(most, fabsf(h[i]));
-            odd = __fmaf_rn(h[i], 0.0f, odd); /* NaN, if one value is not finite */
-        }
-        uint32_t amax = __float_as_uint(most);
-        const bool finite = __all_sync(~0u, odd == 0.0f);
-        if (!finite) {
-            amax = 0;
-#pragma unroll
-            for (uint32_t i = 0; i < 32; i++)
-                amax = mx_amax(amax, h[i]);
-        }
+        for (uint32_t i = 0; i < 32; i++)
+            amax = mx_amax(amax, h[i]);
         amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
         amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
         const uint8_t code = mok_mx_scale(__uint_as_float(amax));
         const float inverse = mok_e8m0_inverse(code);
-        if (finite) {
 #pragma unroll
-            for (uint32_t j = 0; j < 16; j++)
-                store_shared_2(at + 8 * j, pack_e4m3(__fmul_rn(h[2 * j], inverse), __fmul_rn(h[2 * j + 1], inverse)));
-        } else {
-#pragma unroll
-            for (uint32_t j = 0; j < 16; j++)
-                store_shared_2(at + 8 * j, mx_codes(h[2 * j], h[2 * j + 1], inverse));
-        }
+        for (uint32_t j = 0; j < 16; j++)
+            store_shared_2(at + 8 * j, mx_codes(h[2 * j], h[2 * j + 1], inverse));
         const uint64_t to = __shfl_sync(~0u, reinterpret_cast<uint64_t>(scale), lane / 4 + 8 * half);
         if (to != 0 && lane % 4 == 0)
             __stcg(reinterpret_cast<uint32_t *>(to), code * 0x01010101u);

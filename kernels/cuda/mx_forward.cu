@@ -8,7 +8,7 @@
 
 #include "launch.cuh"
 #include "loader.cuh"
-#include "mx.cuh"
+#include "mx_quads.cuh"
 
 namespace mok
 {
@@ -101,7 +101,7 @@ __device__ void load(const mok_cuda_mx_args &p, const block_view &b, uint32_t la
 
 /* ---- gather ---- */
 
-__device__ __forceinline__ void gather_gate_up(mx_gather &g, const task &t)
+__device__ __forceinline__ void gather_gate_up(mx_quad_gather &g, const task &t)
 {
     const mok_cuda_mx_args &p = g.p;
     const uint8_t *ring = static_cast<const uint8_t *>(p.common.x_ring[t.macrobatch > 0]);
@@ -114,7 +114,7 @@ __device__ __forceinline__ void gather_gate_up(mx_gather &g, const task &t)
 }
 
 /* The loader brings h; here come its scales. */
-__device__ __forceinline__ void gather_down(mx_gather &g, const task &t, uint4 v)
+__device__ __forceinline__ void gather_down(mx_quad_gather &g, const task &t, uint4 v)
 {
     const mok_cuda_mx_args &p = g.p;
     if (g.b.rows(t) > 0)
@@ -126,7 +126,7 @@ __device__ __forceinline__ void gather_down(mx_gather &g, const task &t, uint4 v
 
 __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
-    mx_gather g = { p, b, thread, lane, {} };
+    mx_quad_gather g = { { p, b, thread, lane, {} } };
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
@@ -143,7 +143,7 @@ __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t 
 
 /* ---- consumers ---- */
 
-struct mx_forward_consumer : mx_consumer_base {
+struct mx_forward_consumer : mx_quad_consumer {
     const mok_cuda_mx_args &p;
 
     /* a or b as a context keeps them: this warp's rows, 64 columns at a time. */
