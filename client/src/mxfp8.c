@@ -219,7 +219,9 @@ static int queue(const mok_mxfp8_options *o, struct quantize_args *a, mok_stream
     }
     a->wide = (multiple(a->values, a->columns * value_bytes(o), 16) ? QUANTIZE_WIDE_VALUES : 0) |
               (multiple(a->data, a->columns, 8) ? QUANTIZE_WIDE_DATA : 0) |
-              (multiple(a->transposed, a->rows, 16) ? QUANTIZE_WIDE_TRANSPOSED : 0);
+              (multiple(a->transposed, a->rows, 16) ? QUANTIZE_WIDE_TRANSPOSED : 0) |
+              (multiple(a->scales, mok_mx_scales(a->columns), 4) ? QUANTIZE_WIDE_SCALES : 0) |
+              (multiple(a->transposed_scales, mok_mx_scales(a->rows), 4) ? QUANTIZE_WIDE_TRANSPOSED_SCALES : 0);
     const struct cuda_launch launch = {
         .kernel = kernels[o->dtype == MOK_DTYPE_F32][tiles],
         .grid = { squares(a->columns, INT32_MAX), squares(a->rows, UINT16_MAX),

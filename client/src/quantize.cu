@@ -17,7 +17,7 @@ namespace
 
 constexpr uint32_t side = QUANTIZE_SIDE, own = 8; /* rows and columns of a thread */
 constexpr uint32_t warps = QUANTIZE_THREADS / 32, blocks = side / MOK_MX_BLOCK;
-constexpr uint32_t infinite = 0x7f800000u;
+constexpr uint32_t infinite = 0x7f800000u, whole = ~0u; /* mask of a warp */
 static_assert(warps * 2 * own == side && 16 * own == side, "a thread's rows and columns make no square");
 
 /* How eight values lie in words, and their magnitudes, which are compared as integers. */
@@ -57,6 +57,27 @@ struct bf16_values {
     {
         return __uint_as_float(of_column(word[c / 2], c));
     }
+    /* Of each row over 4 or 16 lanes; two rows share a word on the way. */
+    __device__ static void row_maxima(const uint32_t (&v)[own][words], bool wide, uint32_t (&ret)[own])
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < own; i += 2) {
+            const uint32_t a = of_row(v[i]), b = of_row(v[i + 1]);
+            uint32_t m = larger(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+            m = larger(m, __shfl_xor_sync(whole, m, 1));
+            m = larger(m, __shfl_xor_sync(whole, m, 2));
+            if (wide) {
+                m = larger(m, __shfl_xor_sync(whole, m, 4));
+                m = larger(m, __shfl_xor_sync(whole, m, 8));
+            }
+            ret[i] = m << 16;
+            ret[i + 1] = m & 0xffff0000u;
+        }
+    }
+    __device__ static uint32_t of_row(const uint32_t (&word)[words])
+    {
+        return larger(larger(magnitude(word[0]), magnitude(word[1])), larger(magnitude(word[2]), magnitude(word[3])));
+    }
     __device__ static void load_one(uint32_t (&word)[words], uint32_t c, const void *from)
     {
         word[c / 2] |= static_cast<uint32_t>(*static_cast<const uint16_t *>(from)) << c % 2 * 16;
@@ -94,6 +115,23 @@ struct f32_values {
     {
         return __uint_as_float(word[c]);
     }
+    __device__ static void row_maxima(const uint32_t (&v)[own][words], bool wide, uint32_t (&ret)[own])
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < own; i++) {
+            uint32_t m = 0;
+#pragma unroll
+            for (uint32_t k = 0; k < words; k++)
+                m = max(m, magnitude(v[i][k]));
+            m = max(m, __shfl_xor_sync(whole, m, 1));
+            m = max(m, __shfl_xor_sync(whole, m, 2));
+            if (wide) {
+                m = max(m, __shfl_xor_sync(whole, m, 4));
+                m = max(m, __shfl_xor_sync(whole, m, 8));
+            }
+            ret[i] = m;
+        }
+    }
     __device__ static void load_one(uint32_t (&word)[words], uint32_t c, const void *from)
     {
         word[c] = *static_cast<const uint32_t *>(from);
@@ -102,12 +140,25 @@ struct f32_values {
 
 template <class V> using held = uint32_t[own][V::words];
 
-/* Where a thread is in a square, and the square in the tensors. */
+/* Where a thread is in a square, and the square in the tensors. What of it is past an edge is told by what is left. */
 struct place {
     const quantize_args &a;
     uint64_t matrix, row, column; /* of the square's first value */
     uint32_t lane, warp;
+    uint32_t rows_left, columns_left;         /* of the square: 1..128 */
+    uint32_t own_rows_left, own_columns_left; /* of the thread: 0..8 */
 
+    __device__ place(const quantize_args &args, uint64_t m, uint64_t r, uint64_t c)
+        : a(args), matrix(m), row(r), column(c), lane(threadIdx.x % 32), warp(threadIdx.x / 32),
+          rows_left(left(args.rows - r, side)), columns_left(left(args.columns - c, side))
+    {
+        own_rows_left = rows_left > row_eighth() * own ? min(rows_left - row_eighth() * own, own) : 0;
+        own_columns_left = columns_left > eighth() * own ? min(columns_left - eighth() * own, own) : 0;
+    }
+    __device__ static uint32_t left(uint64_t count, uint32_t most)
+    {
+        return count < most ? static_cast<uint32_t>(count) : most;
+    }
     __device__ uint32_t eighth() const /* which 8 columns */
     {
         return lane % 16;
@@ -116,13 +167,14 @@ struct place {
     {
         return warp * 2 + lane / 16;
     }
-    __device__ uint64_t own_row(uint32_t i) const
+    /* Rows of all matrices up to this thread's first, and its first value. */
+    __device__ uint64_t rows_before() const
     {
-        return row + row_eighth() * own + i;
+        return matrix * a.rows + row + row_eighth() * own;
     }
-    __device__ uint64_t own_column() const
+    __device__ uint64_t first() const
     {
-        return column + eighth() * own;
+        return rows_before() * a.columns + column + eighth() * own;
     }
     __device__ bool wide(uint32_t what) const
     {
@@ -132,29 +184,43 @@ struct place {
 
 template <class V> __device__ void load(const place &p, held<V> &v)
 {
-    const uint8_t *from = static_cast<const uint8_t *>(p.a.values);
+    const uint8_t *from = static_cast<const uint8_t *>(p.a.values) + p.first() * V::bytes;
+    const uint64_t pitch = p.a.columns * V::bytes;
 #pragma unroll
-    for (uint32_t i = 0; i < own; i++) {
-        const uint64_t at = (p.matrix * p.a.rows + p.own_row(i)) * p.a.columns + p.own_column();
-        const bool is = p.own_row(i) < p.a.rows;
+    for (uint32_t i = 0; i < own; i++)
 #pragma unroll
         for (uint32_t k = 0; k < V::words; k++)
             v[i][k] = 0;
-        if (p.wide(QUANTIZE_WIDE_VALUES)) {
-            /* rows are whole vectors of 16 bytes, but perhaps not whole eights of F32 */
+    if (p.wide(QUANTIZE_WIDE_VALUES)) {
+        /* rows are whole vectors of 16 bytes, but perhaps not whole eights of F32 */
+#pragma unroll
+        for (uint32_t i = 0; i < own; i++, from += pitch)
 #pragma unroll
             for (uint32_t k = 0; k < V::words; k += 4)
-                if (is && p.own_column() + k * 4 / V::bytes < p.a.columns) {
-                    const uint4 w = __ldcs(reinterpret_cast<const uint4 *>(from + at * V::bytes) + k / 4);
+                if (i < p.own_rows_left && k * 4 / V::bytes < p.own_columns_left) {
+                    const uint4 w = __ldcs(reinterpret_cast<const uint4 *>(from) + k / 4);
                     v[i][k] = w.x, v[i][k + 1] = w.y, v[i][k + 2] = w.z, v[i][k + 3] = w.w;
                 }
-        } else {
-#pragma unroll
-            for (uint32_t c = 0; c < own; c++)
-                if (is && p.own_column() + c < p.a.columns)
-                    V::load_one(v[i], c, from + (at + c) * V::bytes);
-        }
+        return;
     }
+#pragma unroll
+    for (uint32_t i = 0; i < own; i++, from += pitch)
+#pragma unroll
+        for (uint32_t c = 0; c < own; c++)
+            if (i < p.own_rows_left && c < p.own_columns_left)
+                V::load_one(v[i], c, from + c * V::bytes);
+}
+
+/* As mok_mx_scale: 448 is 1.75 * 2^8, and a fraction above three quarters carries. */
+__device__ __forceinline__ uint32_t scale_of(uint32_t amax)
+{
+    return static_cast<uint32_t>(max(static_cast<int32_t>((amax + 0x1fffffu) >> 23) - 8, 0));
+}
+
+/* As mok_e8m0_inverse, of a scale that some finite value made: at most 247. */
+__device__ __forceinline__ float inverse_of(uint32_t scale)
+{
+    return __uint_as_float((254u - scale) << 23);
 }
 
 /* Codes of two finite values, each times what its group is multiplied by. */
@@ -172,49 +238,50 @@ template <class V> __device__ uint2 row_codes(const uint32_t (&word)[V::words], 
     return make_uint2(codes[0], codes[1]);
 }
 
-__device__ void store_row(const place &p, uint32_t i, uint2 codes)
+__device__ void store_row(const place &p, uint8_t *to, uint2 codes)
 {
-    if (p.own_row(i) >= p.a.rows || p.own_column() >= p.a.columns)
-        return;
-    uint8_t *to = p.a.data + (p.matrix * p.a.rows + p.own_row(i)) * p.a.columns + p.own_column();
     if (p.wide(QUANTIZE_WIDE_DATA)) {
-        *reinterpret_cast<uint2 *>(to) = codes;
+        if (p.own_columns_left)
+            *reinterpret_cast<uint2 *>(to) = codes;
+        return;
+    }
+    uint64_t all = static_cast<uint64_t>(codes.y) << 32 | codes.x;
+#pragma unroll 1
+    for (uint32_t c = 0; c < p.own_columns_left; c++, all >>= 8)
+        to[c] = static_cast<uint8_t>(all);
+}
+
+/* The scales of a square's part of one row of a tensor, a byte each; blocks past the row's end, which is `left` values on, are none. */
+__device__ void store_scales(uint8_t *to, bool at_once, uint32_t left, uint32_t scales)
+{
+    if (at_once) {
+        *reinterpret_cast<uint32_t *>(to) = scales;
         return;
     }
 #pragma unroll 1
-    for (uint64_t all = static_cast<uint64_t>(codes.y) << 32 | codes.x, c = p.own_column(); c < p.own_column() + own; c++, all >>= 8)
-        if (c < p.a.columns)
-            *to++ = static_cast<uint8_t>(all);
-}
-
-/* `count` blocks of one row of a tensor with rows of `length`, the first at `from`; blocks past its end are none. */
-__device__ void store_scales(uint8_t *scales, uint64_t row, uint64_t length, uint64_t from, const uint32_t (&scale)[blocks])
-{
-    const uint64_t of_row = mok_mx_scales(length), first = from / MOK_MX_BLOCK;
-#pragma unroll
-    for (uint32_t g = 0; g < blocks; g++)
-        if (first + g < of_row)
-            scales[row * of_row + first + g] = static_cast<uint8_t>(scale[g]);
+    for (uint32_t g = 0; g * MOK_MX_BLOCK < left; g++, scales >>= 8)
+        to[g] = static_cast<uint8_t>(scales);
 }
 
 /* ---- scales of 32 or 128 values along a row ---- */
 
 template <class V> __device__ void rows(const place &p, const held<V> &v)
 {
+    uint32_t amax[own];
+    uint8_t *to = p.a.data + p.first();
+    const uint64_t of_row = mok_mx_scales(p.a.columns);
+    uint8_t *scale_to = p.a.scales + p.rows_before() * of_row + p.column / MOK_MX_BLOCK + p.eighth() / 4;
+    const bool notes = p.eighth() % 4 == 0 && p.own_columns_left;
+    V::row_maxima(v, p.a.group == side, amax);
 #pragma unroll
-    for (uint32_t i = 0; i < own; i++) {
-        uint32_t amax = 0;
-#pragma unroll
-        for (uint32_t k = 0; k < V::words; k++)
-            amax = V::larger(amax, V::magnitude(v[i][k]));
-        amax = V::largest(amax);
-        for (uint32_t lanes = 1; lanes < p.a.group / own; lanes *= 2)
-            amax = max(amax, __shfl_xor_sync(~0u, amax, lanes));
-        const uint8_t scale = mok_mx_scale(__uint_as_float(amax));
-        store_row(p, i, row_codes<V>(v[i], mok_e8m0_inverse(scale)));
-        const uint64_t block = p.own_column() / MOK_MX_BLOCK;
-        if (p.eighth() % 4 == 0 && p.own_row(i) < p.a.rows && p.own_column() < p.a.columns)
-            p.a.scales[(p.matrix * p.a.rows + p.own_row(i)) * mok_mx_scales(p.a.columns) + block] = scale;
+    for (uint32_t i = 0; i < own; i++, to += p.a.columns, scale_to += of_row) {
+        const uint32_t scale = scale_of(amax[i]);
+        const uint2 codes = row_codes<V>(v[i], inverse_of(scale));
+        if (i >= p.own_rows_left)
+            continue;
+        store_row(p, to, codes);
+        if (notes)
+            *scale_to = static_cast<uint8_t>(scale);
     }
 }
 
@@ -227,27 +294,37 @@ __device__ void put_column(const place &p, uint32_t c, uint32_t lo, uint32_t hi)
 
 __device__ void store_transposed(const place &p)
 {
+    constexpr uint32_t at_once = QUANTIZE_THREADS / 8; /* columns; a thread takes the same 16 rows of each */
+    const uint32_t part = threadIdx.x % 8;
+    uint32_t c = threadIdx.x / 8;
+    const uint32_t left = p.rows_left > part * 16 ? p.rows_left - part * 16 : 0;
+    uint8_t *to = p.a.transposed + (p.matrix * p.a.columns + p.column + c) * p.a.rows + p.row + part * 16;
     __syncthreads();
 #pragma unroll
-    for (uint32_t n = threadIdx.x; n < side * 8; n += QUANTIZE_THREADS) {
-        const uint32_t c = n / 8, part = n % 8, eighth = c / own;
-        const uint64_t row = p.row + part * 16;
-        if (p.column + c >= p.a.columns || row >= p.a.rows)
+    for (uint32_t n = 0; n < side / at_once; n++, c += at_once, to += at_once * p.a.rows) {
+        const uint32_t eighth = c / own;
+        if (c >= p.columns_left || left == 0)
             continue;
         uint4 v = *reinterpret_cast<const uint4 *>(dynamic_shared() + c * side + ((part * 2 ^ eighth) & ~1u) * own);
         if (eighth % 2)
             v = make_uint4(v.z, v.w, v.x, v.y);
-        uint8_t *to = p.a.transposed + (p.matrix * p.a.columns + p.column + c) * p.a.rows + row;
         if (p.wide(QUANTIZE_WIDE_TRANSPOSED)) {
             *reinterpret_cast<uint4 *>(to) = v;
             continue;
         }
 #pragma unroll 1
-        for (uint32_t i = 0; i < 16 && row + i < p.a.rows; i++) {
+        for (uint32_t i = 0; i < 16 && i < left; i++) {
             to[i] = static_cast<uint8_t>(v.x);
             v.x = v.x >> 8 | v.y << 24, v.y = v.y >> 8 | v.z << 24, v.z = v.z >> 8 | v.w << 24, v.w >>= 8;
         }
     }
+}
+
+/* Where the scales of column `c` of the square are stored. */
+__device__ uint8_t *column_scales_at(const place &p, uint32_t c)
+{
+    const uint64_t of_row = mok_mx_scales(p.a.rows);
+    return p.a.transposed_scales + (p.matrix * p.a.columns + p.column + c) * of_row + p.row / MOK_MX_BLOCK;
 }
 
 /* The largest magnitude of each column, for each warp's 16 rows. */
@@ -269,7 +346,7 @@ template <class V> __device__ void note_maxima(const place &p, const held<V> &v,
 template <class V> __device__ void column_scales(const place &p, const uint32_t *maxima, float *inverse)
 {
     const uint32_t c = threadIdx.x;
-    uint32_t amax[blocks] = {}, scale[blocks];
+    uint32_t amax[blocks] = {}, scales = 0;
     if (c >= side)
         return;
 #pragma unroll
@@ -281,11 +358,12 @@ template <class V> __device__ void column_scales(const place &p, const uint32_t 
         amax[0] = amax[1] = amax[2] = amax[3] = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
 #pragma unroll
     for (uint32_t g = 0; g < blocks; g++) {
-        scale[g] = mok_mx_scale(__uint_as_float(amax[g]));
-        inverse[g * side + c] = mok_e8m0_inverse(static_cast<uint8_t>(scale[g]));
+        const uint32_t scale = scale_of(amax[g]);
+        scales |= scale << 8 * g;
+        inverse[g * side + c] = inverse_of(scale);
     }
-    if (p.column + c < p.a.columns)
-        store_scales(p.a.transposed_scales, p.matrix * p.a.columns + p.column + c, p.a.rows, p.row, scale);
+    if (c < p.columns_left)
+        store_scales(column_scales_at(p, c), p.wide(QUANTIZE_WIDE_TRANSPOSED_SCALES), p.rows_left, scales);
 }
 
 __device__ uint32_t *shared_maxima()
@@ -327,7 +405,7 @@ __device__ void transpose(uint32_t a, uint32_t b, uint32_t c, uint32_t d, uint32
     ret[at + 3] = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-template <class V> __device__ uint8_t square_scale(const place &p, const held<V> &v)
+template <class V> __device__ uint32_t square_scale(const place &p, const held<V> &v)
 {
     uint32_t *maxima = shared_maxima(), amax = 0;
 #pragma unroll
@@ -335,30 +413,35 @@ template <class V> __device__ uint8_t square_scale(const place &p, const held<V>
 #pragma unroll
         for (uint32_t k = 0; k < V::words; k++)
             amax = V::larger(amax, V::magnitude(v[i][k]));
-    amax = __reduce_max_sync(~0u, V::largest(amax));
+    amax = __reduce_max_sync(whole, V::largest(amax));
     if (p.lane == 0)
         maxima[p.warp] = amax;
     __syncthreads();
 #pragma unroll
     for (uint32_t w = 0; w < warps; w++)
         amax = max(amax, maxima[w]);
-    return mok_mx_scale(__uint_as_float(amax));
+    return scale_of(amax);
 }
 
 template <class V> __device__ void square(const place &p, const held<V> &v)
 {
-    const uint32_t scale = square_scale<V>(p, v), n = threadIdx.x;
-    const float inverse = mok_e8m0_inverse(static_cast<uint8_t>(scale));
-    const uint32_t all[blocks] = { scale, scale, scale, scale };
+    const uint32_t scale = square_scale<V>(p, v), scales = scale * 0x01010101u, n = threadIdx.x;
+    const float inverse = inverse_of(scale);
     uint2 codes[own];
 #pragma unroll
-    for (uint32_t i = 0; i < own; i++) {
+    for (uint32_t i = 0; i < own; i++)
         codes[i] = row_codes<V>(v[i], inverse);
-        if (p.a.data != nullptr)
-            store_row(p, i, codes[i]);
+    if (p.a.data != nullptr) {
+        const uint64_t of_row = mok_mx_scales(p.a.columns);
+        uint8_t *to = p.a.data + p.first();
+#pragma unroll
+        for (uint32_t i = 0; i < own; i++, to += p.a.columns)
+            if (i < p.own_rows_left)
+                store_row(p, to, codes[i]);
+        if (n < p.rows_left)
+            store_scales(p.a.scales + (p.matrix * p.a.rows + p.row + n) * of_row + p.column / MOK_MX_BLOCK,
+                         p.wide(QUANTIZE_WIDE_SCALES), p.columns_left, scales);
     }
-    if (p.a.data != nullptr && n < side && p.row + n < p.a.rows)
-        store_scales(p.a.scales, p.matrix * p.a.rows + p.row + n, p.a.columns, p.column, all);
     if (p.a.transposed == nullptr)
         return;
     uint32_t lo[own], hi[own];
@@ -369,8 +452,8 @@ template <class V> __device__ void square(const place &p, const held<V> &v)
 #pragma unroll
     for (uint32_t c = 0; c < own; c++)
         put_column(p, c, lo[c], hi[c]);
-    if (n < side && p.column + n < p.a.columns)
-        store_scales(p.a.transposed_scales, p.matrix * p.a.columns + p.column + n, p.a.rows, p.row, all);
+    if (n < p.columns_left)
+        store_scales(column_scales_at(p, n), p.wide(QUANTIZE_WIDE_TRANSPOSED_SCALES), p.rows_left, scales);
     store_transposed(p);
 }
 
@@ -415,20 +498,20 @@ template <class V> __device__ void put_nan(const place &p)
 {
     const quantize_args &a = p.a;
 #pragma unroll 1
-    for (uint32_t n = 0; n < own * own; n++) {
-        const uint64_t row = p.own_row(n / own), column = p.own_column() + n % own;
-        if (row >= a.rows || column >= a.columns)
-            continue;
-        const uint64_t at = (p.matrix * a.rows + row) * a.columns + column;
-        const uint32_t bits = V::bits(static_cast<const uint8_t *>(a.values) + at * V::bytes);
-        if ((bits & 0x7fffffffu) < infinite)
-            continue;
-        const uint8_t code = static_cast<uint8_t>((bits >> 24 & 0x80u) | MOK_E4M3_NAN);
-        if (a.data != nullptr)
-            a.data[at] = code;
-        if (a.transposed != nullptr)
-            a.transposed[(p.matrix * a.columns + column) * a.rows + row] = code;
-    }
+    for (uint32_t i = 0; i < p.own_rows_left; i++)
+#pragma unroll 1
+        for (uint32_t c = 0; c < p.own_columns_left; c++) {
+            const uint64_t at = p.first() + i * a.columns + c;
+            const uint32_t bits = V::bits(static_cast<const uint8_t *>(a.values) + at * V::bytes);
+            if ((bits & 0x7fffffffu) < infinite)
+                continue;
+            const uint8_t code = static_cast<uint8_t>((bits >> 24 & 0x80u) | MOK_E4M3_NAN);
+            const uint64_t row = p.row + p.row_eighth() * own + i, column = p.column + p.eighth() * own + c;
+            if (a.data != nullptr)
+                a.data[at] = code;
+            if (a.transposed != nullptr)
+                a.transposed[(p.matrix * a.columns + column) * a.rows + row] = code;
+        }
 }
 
 template <class V, bool Squares> __device__ void take(const place &p)
@@ -450,7 +533,7 @@ template <class V, bool Squares> __device__ void run(const quantize_args &a)
     for (uint64_t m = blockIdx.z; m < a.matrices; m += gridDim.z)
         for (uint64_t r = static_cast<uint64_t>(blockIdx.y) * side; r < a.rows; r += static_cast<uint64_t>(gridDim.y) * side)
             for (uint64_t c = static_cast<uint64_t>(blockIdx.x) * side; c < a.columns; c += static_cast<uint64_t>(gridDim.x) * side)
-                take<V, Squares>({ a, m, r, c, threadIdx.x % 32, threadIdx.x / 32 });
+                take<V, Squares>(place(a, m, r, c));
 }
 
 } // namespace

@@ -20,6 +20,8 @@
 #define QUANTIZE_WIDE_VALUES (1u << 0)     /* 16 bytes */
 #define QUANTIZE_WIDE_DATA (1u << 1)       /* 8 */
 #define QUANTIZE_WIDE_TRANSPOSED (1u << 2) /* 16 */
+#define QUANTIZE_WIDE_SCALES (1u << 3)     /* 4 */
+#define QUANTIZE_WIDE_TRANSPOSED_SCALES (1u << 4)
 
 struct quantize_args {
     const void *values;     /* [matrices][rows][columns] */

@@ -8,8 +8,8 @@
 #include "device.h"
 #include "usage.h"
 
-#define OTHER "other"
-#define OTHER_UID ((uid_t)-1)
+#define OTHER MOKD_JOB_TOTALS_OTHER
+#define OTHER_UID MOKD_JOB_TOTALS_NOBODY
 
 static struct mokd_job_total *find(struct mokd_server *server, uid_t uid, const char *job)
 {

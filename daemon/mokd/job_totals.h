@@ -19,6 +19,8 @@ struct mokd_server;
 /* Entries of all users, and of one. Those beyond are counted as job "other", or as user and job "other". */
 #define MOKD_JOB_TOTALS 256u
 #define MOKD_JOB_TOTALS_USER 16u
+#define MOKD_JOB_TOTALS_OTHER "other"
+#define MOKD_JOB_TOTALS_NOBODY ((uid_t)-1)
 
 struct mokd_job_total {
     TAILQ_ENTRY(mokd_job_total) link;

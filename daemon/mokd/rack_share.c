@@ -9,6 +9,7 @@
 #include "job_totals.h"
 #include "names.h"
 #include "rack/frame.h"
+#include "session.h"
 
 #define REPORT_MS 200u
 /* Reports say everything: often enough for a peer that missed one, which the mesh does not let happen. */
@@ -18,11 +19,12 @@
 /* Bytes of a message; a report may take several. */
 #define PART_BYTES 32768u
 
-/* What a user, or the members of a Unix group, have on another node. */
+/* What a user, one of his jobs, or the members of a Unix group, have on another node. */
 struct entry {
     bool group;
     uint32_t id;
     char name[MOK_MAX_NAME + 1]; /* "": not known */
+    char job[MOK_MAX_NAME + 1];  /* "": all that is his; else what his sessions of that name have used */
     uint64_t amount[MOKD_RESOURCES];
     uint64_t device_ns;
 };
@@ -73,7 +75,7 @@ static void sum(const struct mokd_rack_share *share, bool group, uint32_t id, co
     for (uint32_t node = 0; node < RACK_MAX_NODES; node++) {
         const struct entries *entries = &share->peer[node].now;
         for (size_t i = 0; i < entries->count; i++)
-            for (int r = 0; r < MOKD_RESOURCES && is_about(&entries->list[i], group, id, name); r++)
+            for (int r = 0; r < MOKD_RESOURCES && !entries->list[i].job[0] && is_about(&entries->list[i], group, id, name); r++)
                 ret[r] = r == MOKD_DESCRIPTORS ? 0 : plus(ret[r], entries->list[i].amount[r]); /* those are mokd's own */
     }
 }
@@ -113,6 +115,24 @@ static bool has_queue(const struct mokd_device *device, const struct mokd_user *
     return false;
 }
 
+/* Workers charge it to the sessions of that job, as far as they are compared with others of the user. */
+static void charge_job(struct mokd_session *session, uint64_t ns)
+{
+    Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerShare body;
+    const struct mokd_queue *queue;
+
+    mokd_user_claim(session->user, &body);
+    body.elsewhere_ns = ns;
+    request.body_case = MOK__WORKER_REQUEST__BODY_SHARE;
+    request.share = &body;
+    TAILQ_FOREACH(queue, &session->queues, link) {
+        body.queue = queue->id;
+        if (queue->open)
+            mokd_device_send(queue->device, &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, NULL, NULL, 0);
+    }
+}
+
 /* Workers where he has something to run charge him for it. */
 static void charge(struct mokd_user *user, uint64_t ns)
 {
@@ -129,24 +149,40 @@ static void charge(struct mokd_user *user, uint64_t ns)
             mokd_device_send(server->devices[i], &request, NULL, 0, MOKD_WORKER_TIMEOUT_MS, NULL, NULL, 0);
 }
 
-static const struct entry *find(const struct entries *entries, bool group, uint32_t id)
+static const struct entry *find(const struct entries *entries, bool group, uint32_t id, const char *job)
 {
     for (size_t i = 0; i < entries->count; i++)
-        if (entries->list[i].group == group && entries->list[i].id == id)
+        if (entries->list[i].group == group && entries->list[i].id == id && strcmp(entries->list[i].job, job) == 0)
             return &entries->list[i];
     return NULL;
 }
 
-/* What has been used there since the last report; one who was not in it begins to be counted with this one. */
+/* What a user or a job of his has used there since the report before; one who was not in that begins to be counted. */
+static uint64_t used_since(const struct entries *before, const struct entries *now, const struct mokd_user *user,
+                           const char *job)
+{
+    const struct entry *entry = find(now, false, user->uid, job), *old = find(before, false, user->uid, job);
+
+    if (!entry || !old || entry->device_ns <= old->device_ns || !is_about(entry, false, user->uid, user->name))
+        return 0;
+    return entry->device_ns - old->device_ns;
+}
+
 static void charge_all(struct mokd_server *server, const struct entries *before, const struct entries *now)
 {
     struct mokd_user *user;
+    struct mokd_session *session;
+    uint64_t ns;
 
     TAILQ_FOREACH(user, &server->users, link) {
-        const struct entry *entry = find(now, false, user->uid), *old = find(before, false, user->uid);
-        if (!entry || !old || entry->device_ns <= old->device_ns || !is_about(entry, false, user->uid, user->name))
-            continue;
-        charge(user, entry->device_ns - old->device_ns);
+        ns = used_since(before, now, user, "");
+        if (ns > 0)
+            charge(user, ns);
+    }
+    TAILQ_FOREACH(session, &server->sessions, link) {
+        ns = session->user && session->job[0] ? used_since(before, now, session->user, session->job) : 0;
+        if (ns > 0)
+            charge_job(session, ns);
     }
 }
 
@@ -174,7 +210,8 @@ static struct entry *entries_add(struct entries *entries)
 
 static void take(struct entries *entries, const Mok__RackUserUse *from)
 {
-    if (find(entries, from->group, from->uid) || (from->name[0] && !mok_name_is_valid(from->name)))
+    if (find(entries, from->group, from->uid, from->job) || (from->name[0] && !mok_name_is_valid(from->name)) ||
+        (from->job[0] && !mok_name_is_valid(from->job)))
         return;
     struct entry *entry = entries_add(entries);
     if (!entry)
@@ -183,6 +220,7 @@ static void take(struct entries *entries, const Mok__RackUserUse *from)
     entry->id = from->uid;
     entry->device_ns = from->device_ns;
     snprintf(entry->name, sizeof(entry->name), "%s", from->name);
+    snprintf(entry->job, sizeof(entry->job), "%s", from->job);
     for (size_t i = 0; i < from->n_amount && i < MOKD_RESOURCES; i++)
         entry->amount[i] = from->amount[i];
 }
@@ -272,6 +310,22 @@ static void fill(struct line *line, bool group, uint32_t id, const char *name, c
     line->body.amount = line->amount;
 }
 
+/* Jobs that share an entry, because there are many, are nobody's in particular. */
+static bool is_of_one_job(const struct mokd_job_total *total)
+{
+    return total->uid != MOKD_JOB_TOTALS_NOBODY && mok_name_is_valid(total->job) &&
+           strcmp(total->job, MOKD_JOB_TOTALS_OTHER) != 0;
+}
+
+static void fill_job(struct line *line, const struct mokd_job_total *total)
+{
+    static const uint64_t nothing[MOKD_RESOURCES];
+
+    fill(line, false, total->uid, total->user, nothing, total->device_ns);
+    line->body.n_amount = 0;
+    line->body.job = (char *)total->job;
+}
+
 static void send_part(struct mokd_rack_share *share, Mok__RackUse *report)
 {
     Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
@@ -309,7 +363,7 @@ static uint64_t hash_of(Mok__RackUserUse **lines, size_t count)
 
     for (size_t i = 0; i < count; i++) {
         uint64_t word[MOKD_RESOURCES + 2] = { lines[i]->uid, lines[i]->device_ns };
-        memcpy(word + 2, lines[i]->amount, MOKD_RESOURCES * sizeof(*word));
+        memcpy(word + 2, lines[i]->amount, lines[i]->n_amount * sizeof(*word));
         for (size_t b = 0; b < sizeof(word); b++)
             hash = (hash ^ ((const uint8_t *)word)[b]) * UINT64_C(0x100000001b3);
     }
@@ -320,11 +374,14 @@ static size_t count_lines(const struct mokd_server *server)
 {
     const struct mokd_user *user;
     const struct mokd_pool *pool;
+    const struct mokd_job_total *total;
     size_t count = 0;
 
     TAILQ_FOREACH(user, &server->users, link)
         count++;
     TAILQ_FOREACH(pool, &server->pools, link)
+        count++;
+    TAILQ_FOREACH(total, &server->job_totals, link)
         count++;
     return count < MAX_ENTRIES ? count : MAX_ENTRIES;
 }
@@ -335,6 +392,7 @@ static void on_timer(uv_timer_t *timer)
     struct mokd_server *server = share->server;
     const struct mokd_user *user;
     const struct mokd_pool *pool;
+    const struct mokd_job_total *total;
 
     look_at_reports(share);
     mokd_job_totals_take_all(server);
@@ -349,6 +407,9 @@ static void on_timer(uv_timer_t *timer)
     TAILQ_FOREACH(pool, &server->pools, link)
         if (n < room)
             fill(&lines[n++], true, pool->gid, pool->name, pool->used, 0);
+    TAILQ_FOREACH(total, &server->job_totals, link)
+        if (n < room && is_of_one_job(total))
+            fill_job(&lines[n++], total);
     for (size_t i = 0; i < n; i++)
         pointers[i] = &lines[i].body;
     uint64_t hash = hash_of(pointers, n);

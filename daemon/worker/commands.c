@@ -361,7 +361,10 @@ static void execute(struct dispatcher *d, struct dispatcher_command *command)
         return;
     case COMMAND_SHARE:
         fair_weigh_user(&d->share, command->share.uid, command->share.claim.weight, command->share.claim.priority);
-        fair_charge_elsewhere(&d->share, command->share.uid, command->share.elsewhere_ns, FAIR_LEAD_NS);
+        if (command->queue && command->queue->open)
+            fair_charge_session_elsewhere(&command->queue->share, command->share.elsewhere_ns, FAIR_LEAD_NS);
+        else if (!command->queue)
+            fair_charge_elsewhere(&d->share, command->share.uid, command->share.elsewhere_ns, FAIR_LEAD_NS);
         break;
     case COMMAND_STREAM_OPEN:
         command->queue->stream = command->queue->stream_memory;

@@ -112,27 +112,29 @@ void fair_weigh_user(struct fair_share *share, uint32_t uid, uint32_t weight, ui
     user->ahead = 0;
 }
 
-/* Where others have gone by, what he is ahead by grows less by as much. */
-static void wake_user(struct fair_user *user, uint64_t burst_ns)
+/* Where others have gone by, what it is ahead by grows less by as much. */
+static void wake(struct fair_account *account, uint64_t *ahead, uint64_t clock, uint64_t burst_ns)
 {
-    uint64_t before = user->account.used;
+    uint64_t before = account->used;
 
-    forget_idle(&user->account, user->class->clock, burst_ns);
-    uint64_t gone = user->account.used - before;
-    user->ahead = user->ahead > gone ? user->ahead - gone : 0;
+    forget_idle(account, clock, burst_ns);
+    uint64_t gone = account->used - before;
+    *ahead = *ahead > gone ? *ahead - gone : 0;
 }
 
-/* What users are compared by. */
-static uint64_t place(const struct fair_user *user)
+/* What users, and sessions of one, are compared by. */
+static uint64_t place(const struct fair_account *account, uint64_t ahead)
 {
-    return user->account.used > UINT64_MAX - user->ahead ? UINT64_MAX : user->account.used + user->ahead;
+    return account->used > UINT64_MAX - ahead ? UINT64_MAX : account->used + ahead;
 }
 
 void fair_wake(const struct fair_share *share, struct fair_session *session)
 {
-    forget_idle(&session->user->class->account, share->clock, share->burst_ns);
-    wake_user(session->user, share->burst_ns);
-    forget_idle(&session->account, session->user->clock, share->burst_ns);
+    struct fair_user *user = session->user;
+
+    forget_idle(&user->class->account, share->clock, share->burst_ns);
+    wake(&user->account, &user->ahead, user->class->clock, share->burst_ns);
+    wake(&session->account, &session->ahead, user->clock, share->burst_ns);
 }
 
 bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fair_session *b, uint64_t b_order)
@@ -143,11 +145,10 @@ bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fa
         return above->account.used < other->account.used;
     if (above != other)
         return above->account.weight > other->account.weight;
-    if (a->user != b->user && place(a->user) != place(b->user))
-        return place(a->user) < place(b->user);
-    if (a->user == b->user && a->account.used != b->account.used)
-        return a->account.used < b->account.used;
-    return a_order < b_order;
+    bool alike = a->user == b->user; /* then it is their own matter */
+    uint64_t a_place = alike ? place(&a->account, a->ahead) : place(&a->user->account, a->user->ahead);
+    uint64_t b_place = alike ? place(&b->account, b->ahead) : place(&b->user->account, b->user->ahead);
+    return a_place != b_place ? a_place < b_place : a_order < b_order;
 }
 
 void fair_pick(struct fair_share *share, struct fair_session *session)
@@ -169,13 +170,22 @@ void fair_charge(struct fair_session *session, uint64_t device_ns)
     advance(&session->user->class->account, device_ns);
 }
 
+static void put_ahead(const struct fair_account *account, uint64_t *ahead, uint64_t device_ns, uint64_t most_ns)
+{
+    uint64_t most = most_ns * FAIR_SCALE, more = virtual_ns(account, device_ns);
+
+    *ahead = more < most && *ahead < most - more ? *ahead + more : most;
+}
+
 void fair_charge_elsewhere(struct fair_share *share, uint32_t uid, uint64_t device_ns, uint64_t most_ns)
 {
     struct fair_user *user = find_user(share, uid);
-    uint64_t most = most_ns * FAIR_SCALE;
 
-    if (!user)
-        return;
-    uint64_t more = virtual_ns(&user->account, device_ns);
-    user->ahead = more < most && user->ahead < most - more ? user->ahead + more : most;
+    if (user)
+        put_ahead(&user->account, &user->ahead, device_ns, most_ns);
+}
+
+void fair_charge_session_elsewhere(struct fair_session *session, uint64_t device_ns, uint64_t most_ns)
+{
+    put_ahead(&session->account, &session->ahead, device_ns, most_ns);
 }

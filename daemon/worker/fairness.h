@@ -39,6 +39,7 @@ struct fair_user {
 
 struct fair_session {
     struct fair_account account;
+    uint64_t ahead; /* as fair_user.ahead, among the sessions of its user */
     struct fair_user *user;
 };
 
@@ -70,6 +71,8 @@ void fair_pick(struct fair_share *share, struct fair_session *session);
  * costs him nothing.
  */
 void fair_charge_elsewhere(struct fair_share *share, uint32_t uid, uint64_t device_ns, uint64_t most_ns);
+/* The same of a session's job, among the sessions of its user. */
+void fair_charge_session_elsewhere(struct fair_session *session, uint64_t device_ns, uint64_t most_ns);
 /* It used `device_ns` of the device. */
 void fair_charge(struct fair_session *session, uint64_t device_ns);
 

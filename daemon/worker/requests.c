@@ -75,8 +75,11 @@ static int queue_close(struct control *c, const Mok__WorkerQueueClose *request, 
     return 0;
 }
 
-static int share(const Mok__WorkerShare *request, struct dispatcher_command *command)
+static int share(struct control *c, const Mok__WorkerShare *request, struct dispatcher_command *command)
 {
+    command->queue = request->queue ? find_queue(c, request->queue) : NULL;
+    if (request->queue && !command->queue)
+        return no_such(&command->report.message, "queue", request->queue);
     if (request->weight < 1 || request->weight > MOK_MAX_WEIGHT)
         return objects_refuse(&command->report.message, -MOK_ERANGE, "weight: %u, bound 1..%u", request->weight,
                               MOK_MAX_WEIGHT);
@@ -470,7 +473,7 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
     case MOK__WORKER_REQUEST__BODY_QUEUE_CLOSE:
         return queue_close(c, request->queue_close, command);
     case MOK__WORKER_REQUEST__BODY_SHARE:
-        return share(request->share, command);
+        return share(c, request->share, command);
     case MOK__WORKER_REQUEST__BODY_STREAM_OPEN:
         return stream_open(c, request->stream_open, fds, command);
     case MOK__WORKER_REQUEST__BODY_BUFFER_MAP:

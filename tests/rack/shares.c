@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Users over the rack: what one has and uses on another node counts against his limits and his share here. Two nodes of
+ * Users and their jobs over the rack: what one has and uses on another node counts against his limits and his share here. Two nodes of
  * one device; users 4242 and 4243.
  */
 #include <setjmp.h>
@@ -188,27 +188,39 @@ static double share_of(struct worker *few, struct worker *many, int count)
     return got / (got + done_of(many) - others);
 }
 
-static void who_has_another_node_for_himself_leaves_this_one_to_the_other(void **state)
+/* The first node's share of `few` beside `many`, before and once `there` has the second one; equal weights. */
+static void contend(uid_t many_uid, const char *many_job, uid_t few_uid, const char *few_job, const char *there_job)
 {
     struct worker there, many, few;
     double alike = 1, share = 0;
 
-    (void)state;
-    begin(&many, 0, MANY, "many");
-    begin(&few, 0, FEW, "few");
+    begin(&many, 0, many_uid, many_job);
+    begin(&few, 0, few_uid, few_job);
     /* A busy machine may keep either client from what it wants to do, for a while. */
     for (int tries = 0; tries < 20 && alike > 0.58; tries++) /* nothing elsewhere */
         alike = share_of(&few, &many, 150);
-    begin(&there, 1, MANY, "there");
+    begin(&there, 1, many_uid, there_job);
     share_of(&few, &many, 50); /* the first reports are on their way */
-    for (int tries = 0; tries < 20 && share < 0.7; tries++) /* equal weights: one device each */
+    for (int tries = 0; tries < 20 && share < 0.7; tries++) /* one device each */
         share = share_of(&few, &many, 250);
     end(&there);
     end(&few);
     end(&many);
-    printf("share of the first node: %.2f, and %.2f once the other user has the second one\n", alike, share);
+    printf("share of the first node: %.2f, and %.2f once the other has the second one\n", alike, share);
     assert_true(alike < 0.6);
     assert_true(share >= 0.7);
+}
+
+static void who_has_another_node_for_himself_leaves_this_one_to_the_other(void **state)
+{
+    (void)state;
+    contend(MANY, "many", FEW, "few", "there");
+}
+
+static void a_job_that_has_another_node_for_itself_leaves_this_one_to_the_users_other_job(void **state)
+{
+    (void)state;
+    contend(FEW, "big", FEW, "small", "big");
 }
 
 int main(void)
@@ -217,6 +229,7 @@ int main(void)
         cmocka_unit_test(what_a_user_has_on_one_node_counts_against_his_limit_on_the_other),
         cmocka_unit_test(what_is_on_a_node_that_is_gone_counts_no_more),
         cmocka_unit_test(who_has_another_node_for_himself_leaves_this_one_to_the_other),
+        cmocka_unit_test(a_job_that_has_another_node_for_itself_leaves_this_one_to_the_users_other_job),
     };
     if (getuid() != 0) {
         fprintf(stderr, "skipped: needs root, to be two users\n");

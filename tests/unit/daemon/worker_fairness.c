@@ -329,6 +329,45 @@ static void what_is_used_elsewhere_counts_by_weight(void **state)
     assert_true(part > 0.45 && part < 0.55);
 }
 
+/* Two sessions of one user, of two jobs, beside another user: only the two notice what the one's job has elsewhere. */
+static void a_job_that_has_as_much_elsewhere_leaves_a_contended_device_to_the_users_other_one(void **state)
+{
+    struct device device = { .share.burst_ns = 20 * MS };
+    (void)state;
+
+    add(&device, 1, 1, 3 * MS, 0);
+    add(&device, 1, 1, 3 * MS, 0);
+    add(&device, 2, 1, 3 * MS, 0);
+    while (device.now_ns < 10000 * (uint64_t)MS) {
+        run_until(&device, device.now_ns + 200 * (uint64_t)MS);
+        fair_charge_session_elsewhere(&device.job[0].session, 200 * (uint64_t)MS, FAIR_LEAD_NS);
+    }
+    assert_true(device.job[1].got_ns > device.job[0].got_ns * 19);
+    assert_part(device.job[2].got_ns, device.now_ns, 0.5);
+    /* Once it has nothing elsewhere any more, both are alike again after a while. */
+    run_until(&device, device.now_ns + 3000 * (uint64_t)MS);
+    device.job[0].got_ns = device.job[1].got_ns = 0;
+    run_until(&device, device.now_ns + 5000 * (uint64_t)MS);
+    assert_part(device.job[0].got_ns, device.job[0].got_ns + device.job[1].got_ns, 0.5);
+}
+
+/* As of users: weight 3 of 1 + 1 comes to 1.5, one of them elsewhere. */
+static void what_a_job_uses_elsewhere_counts_by_the_sessions_weight(void **state)
+{
+    struct device device = { .share.burst_ns = 20 * MS };
+    (void)state;
+
+    add(&device, 1, 1, 2 * MS, 0);
+    add(&device, 1, 1, 2 * MS, 0);
+    fair_weigh_session(&device.job[0].session, 3);
+    while (device.now_ns < 20000 * (uint64_t)MS) {
+        run_until(&device, device.now_ns + 200 * (uint64_t)MS);
+        fair_charge_session_elsewhere(&device.job[0].session, 200 * (uint64_t)MS, FAIR_LEAD_NS);
+    }
+    double part = (double)device.job[0].got_ns / (double)(device.job[0].got_ns + device.job[1].got_ns);
+    assert_true(part > 0.45 && part < 0.55);
+}
+
 static void use_elsewhere_costs_nothing_where_nobody_else_wants_the_device(void **state)
 {
     struct device device = { .share.burst_ns = 20 * MS };
@@ -361,6 +400,8 @@ int main(void)
         cmocka_unit_test(the_last_session_of_a_user_takes_the_account_with_it),
         cmocka_unit_test(who_has_as_much_elsewhere_leaves_a_contended_device_to_the_other),
         cmocka_unit_test(what_is_used_elsewhere_counts_by_weight),
+        cmocka_unit_test(a_job_that_has_as_much_elsewhere_leaves_a_contended_device_to_the_users_other_one),
+        cmocka_unit_test(what_a_job_uses_elsewhere_counts_by_the_sessions_weight),
         cmocka_unit_test(use_elsewhere_costs_nothing_where_nobody_else_wants_the_device),
         cmocka_unit_test(absurd_times_saturate_instead_of_wrapping),
     };
