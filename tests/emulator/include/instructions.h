@@ -83,6 +83,10 @@ inline bool mbar_try(uint32_t bar, uint32_t parity)
 {
     return emu::mbar_try(bar, parity);
 }
+inline bool mbar_test(uint32_t bar, uint32_t parity)
+{
+    return emu::mbar_test(bar, parity);
+}
 
 /* ---- asynchronous copies ---- */
 
