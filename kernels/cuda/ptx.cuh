@@ -113,6 +113,19 @@ __device__ __forceinline__ bool mbar_try(uint32_t bar, uint32_t parity)
     return done != 0;
 }
 
+/* The same, at once: mbar_try may take its time where the phase has not ended. */
+__device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n .reg .pred p;\n"
+                 " mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 " selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
 /* ---- asynchronous copies ---- */
 
 __device__ __forceinline__ void tensormap_prefetch(const CUtensorMap *map)
@@ -145,6 +158,39 @@ __device__ __forceinline__ void tma_load_3d_multicast(uint32_t dst, const CUtens
                  " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
                  "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(mask)
                  : "memory");
+}
+
+/* More bytes are expected in this phase; whoever arrives says when that is all. */
+__device__ __forceinline__ void mbar_expect_bytes(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+
+/* Any number of 16 bytes, to shared memory and from there. A thread's stores are waited for together. */
+__device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_store(void *dst, uint32_t src, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* Their source may be overwritten. */
+__device__ __forceinline__ void bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+/* They have landed. */
+__device__ __forceinline__ void bulk_wait()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 /* 16 bytes, or 16 zeros when `bytes` is 0. */

@@ -383,6 +383,13 @@ bool mbar_try(uint32_t bar, uint32_t parity)
     return load_state(b, bar, &w).phase != (parity & 1u);
 }
 
+bool mbar_test(uint32_t bar, uint32_t parity)
+{
+    mbar_waiters *w;
+    maybe_yield();
+    return load_state(my_block(), bar, &w).phase != (parity & 1u);
+}
+
 void describe_mbar(block &b, uint32_t address, char *text, size_t size)
 {
     mbar_state s;
