@@ -12,10 +12,11 @@
  * - There is one copy of each slot, so all ranks see its changes in one order. A rank sees itself ready or pushed no
  *   earlier than the others can: `seen` of its own slot is read back as well.
  * - A slot carries its number and a check over all of it. A look that meets a slot while that is being written, or in
- *   which our own latest post is not there yet, is thrown away. So nothing hangs on the order in which the bytes of a copy
- *   arrive.
- * - `cancel` comes from the second reading, all else from the first: who sees all ranks ready has looked at `cancel` after
- *   that, as the fence does in common memory. Who asks waits for a look that began after its word was there (`settle`).
+ *   which our own latest post is not there yet, is thrown away. So nothing hangs on the order in which the bytes of a
+ *   copy arrive.
+ * - `cancel` comes from the second reading, all else from the first: who sees all ranks ready has looked at `cancel`
+ *   after that, as the fence does in common memory. Who asks waits for a look that began after its word was there
+ *   (`settle`).
  *
  * Nobody is woken: who waits looks again. Pure: knows of no device.
  */
@@ -30,7 +31,7 @@ extern "C" {
 
 /* Of one rank, in rank order; all zero: nothing has been posted. */
 struct mok_board_slot {
-    uint64_t number; /* of the post: 1, 2, ... */
+    uint64_t number;                /* of the post: 1, 2, ... */
     uint64_t ready, pushed, cancel; /* as in struct mok_layer_flags */
     int32_t push_status;
     uint32_t zero;

@@ -445,8 +445,8 @@ static void filled(void *cookie, const struct mokd_error *error)
         mokd_span_prepared(job->group, job->job.index, error, 0, making_failed, job);
         return;
     }
-    struct mokd_handle own = layer->board ? mokd_storage_handle(layer->board)
-                                          : (struct mokd_handle){ .fd = layer->flags_fd };
+    struct mokd_handle own =
+        layer->board ? mokd_storage_handle(layer->board) : (struct mokd_handle){ .fd = layer->flags_fd };
     uint64_t bytes = layer->board ? layer->board->bytes : (uint64_t)job->group->size * MOK_FLAGS_BYTES;
     mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_FLAGS, layer->id, &own, bytes, flags_came, job);
 }
@@ -466,7 +466,8 @@ static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mo
     if (r == 0)
         r = mokd_storage_charge(member->session, member->device, part->plan.symmetric_bytes, &part->symmetric, error);
     if (r == 0)
-        r = mokd_storage_charge(member->session, member->device, part->plan.private_bytes, &part->private_memory, error);
+        r = mokd_storage_charge(member->session, member->device, part->plan.private_bytes, &part->private_memory,
+                                error);
     if (r == 0)
         part->symmetric->fabric = mokd_span_is_across(layer->group);
     return r;
@@ -487,7 +488,8 @@ static int prepare_flags(struct mokd_layer *layer, struct mokd_error *error)
         return r;
     }
     int r = mok_memory_create("mok-flags", (uint64_t)group->size * MOK_FLAGS_BYTES, &layer->flags_fd);
-    return r < 0 ? mokd_error_set(error, r, "the machine does not give memory for its flags: %s", mok_error_text(r)) : 0;
+    return r < 0 ? mokd_error_set(error, r, "the machine does not give memory for its flags: %s", mok_error_text(r))
+                 : 0;
 }
 
 struct mokd_layer *mokd_layer_new(struct mokd_group *group, uint32_t id)
@@ -591,7 +593,8 @@ void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__Lay
 
 /* ------------------------------------------------------------------ binding, destroying */
 
-/* A change to one part; `may_fail`: a failed group answers with its failure. The group keeps its ranks until it has ended. */
+/* A change to one part; `may_fail`: a failed group answers with its failure. The group keeps its ranks until it has
+ * ended. */
 struct change {
     struct mokd_layer *layer;
     struct mokd_member *member;

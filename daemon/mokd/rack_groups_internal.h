@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What rack_groups.c (what the state machines ask for, the mesh) and rack_paths.c (how memory gets to other nodes) share.
- * Nothing else includes this.
+ * What rack_groups.c (what the state machines ask for, the mesh) and rack_paths.c (how memory gets to other nodes)
+ * share. Nothing else includes this.
  */
 #ifndef MOKD_RACK_GROUPS_INTERNAL_H
 #define MOKD_RACK_GROUPS_INTERNAL_H

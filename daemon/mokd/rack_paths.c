@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How memory gets to other nodes: as descriptors by a local socket where they are on this host, which is tried with each
- * that is up; else as fabric handles by the mesh, where both are in one link domain and the devices have such handles.
+ * How memory gets to other nodes: as descriptors by a local socket where they are on this host, which is tried with
+ * each that is up; else as fabric handles by the mesh, where both are in one link domain and the devices have such
+ * handles.
  */
 #include <stdio.h>
 #include <string.h>

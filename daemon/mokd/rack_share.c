@@ -36,7 +36,8 @@ struct entries {
 
 struct peer {
     struct entries now;
-    struct entries next;   /* the latest report, not looked at yet: so that who sends many costs no more than who sends one */
+    struct entries
+        next; /* the latest report, not looked at yet: so that who sends many costs no more than who sends one */
     struct entries coming; /* of the report whose parts are arriving */
     bool fresh;            /* there is a next one */
 };
@@ -75,8 +76,10 @@ static void sum(const struct mokd_rack_share *share, bool group, uint32_t id, co
     for (uint32_t node = 0; node < RACK_MAX_NODES; node++) {
         const struct entries *entries = &share->peer[node].now;
         for (size_t i = 0; i < entries->count; i++)
-            for (int r = 0; r < MOKD_RESOURCES && !entries->list[i].job[0] && is_about(&entries->list[i], group, id, name); r++)
-                ret[r] = r == MOKD_DESCRIPTORS ? 0 : plus(ret[r], entries->list[i].amount[r]); /* those are mokd's own */
+            for (int r = 0;
+                 r < MOKD_RESOURCES && !entries->list[i].job[0] && is_about(&entries->list[i], group, id, name); r++)
+                ret[r] =
+                    r == MOKD_DESCRIPTORS ? 0 : plus(ret[r], entries->list[i].amount[r]); /* those are mokd's own */
     }
 }
 

@@ -130,7 +130,8 @@ bool mokd_span_is_across(const struct mokd_group *group)
 }
 
 /* The devices of two nodes' ranks, or (NOBODY) of all, must all export memory by fabric handles. */
-static int check_fabric(const struct mokd_group *group, uint32_t a, uint32_t b, const char *why, struct mokd_error *error)
+static int check_fabric(const struct mokd_group *group, uint32_t a, uint32_t b, const char *why,
+                        struct mokd_error *error)
 {
     const struct group_roster *roster = group->span->roster;
 
@@ -166,9 +167,9 @@ static int look_at_paths(const struct mokd_group *group, bool *ret_across, struc
             }
         }
         if (path == MOKD_PATH_NONE)
-            return mokd_error_set(error, -MOK_ENOTSUP, "no way for memory between node %s and node %s (rank %u): %.300s",
-                                  mokd_rack_own_name(group->server),
-                                  mokd_span_node(group, rank), rank, why.text);
+            return mokd_error_set(error, -MOK_ENOTSUP,
+                                  "no way for memory between node %s and node %s (rank %u): %.300s",
+                                  mokd_rack_own_name(group->server), mokd_span_node(group, rank), rank, why.text);
         all &= path != MOKD_PATH_UNKNOWN;
     }
     return all;
@@ -269,8 +270,8 @@ static int hand_to_all(struct mokd_group *group, uint32_t kind, uint32_t object,
 }
 
 /*
- * All have said whether they have a node of the group on another host. One that has makes it so for all, which all learn from
- * the same words; then every device has to have fabric handles.
+ * All have said whether they have a node of the group on another host. One that has makes it so for all, which all
+ * learn from the same words; then every device has to have fabric handles.
  */
 static int take_bells(struct mokd_group *group, struct mokd_error *error)
 {
@@ -296,7 +297,9 @@ static void end_exchange(struct mokd_group *group, struct mokd_wait *wait)
 void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object, const struct mokd_handle *own,
                         uint64_t bytes, mokd_span_done done, void *cookie)
 {
-    struct mokd_wait wait = { .what = MOKD_WAIT_HANDLES, .kind = kind, .object = object, .done = done, .cookie = cookie };
+    struct mokd_wait wait = {
+        .what = MOKD_WAIT_HANDLES, .kind = kind, .object = object, .done = done, .cookie = cookie
+    };
     struct mokd_error error = { 0 };
     uint32_t ranks = kind == MOK__HANDLE_KIND__HANDLE_FLAGS ? 1 : group->size;
     int r = 0;
@@ -362,7 +365,8 @@ void mokd_span_look(struct mokd_group *group, uint64_t now_ms)
             continue;
         int r = look_at_paths(group, &group->span->across, &error);
         if (r == 0 && now_ms - wait->since_ms > LINK_MS)
-            r = mokd_error_set(&error, -MOK_ENOTSUP, "no way for memory to all nodes of the group within %u ms", LINK_MS);
+            r = mokd_error_set(&error, -MOK_ENOTSUP, "no way for memory to all nodes of the group within %u ms",
+                               LINK_MS);
         if (r == 0)
             continue;
         end_wait(group->span, wait, &error);

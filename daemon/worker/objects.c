@@ -191,7 +191,8 @@ int objects_buffer_make(const struct objects_engine *on, const Mok__WorkerBuffer
     struct worker_buffer *buffer = calloc(1, sizeof(*buffer));
     if (!buffer)
         return objects_refuse(message, -MOK_ENOMEM, "buffer %u: out of memory", request->buffer);
-    r = map_memory(on, request->fabric.len ? -1 : fds->fd[0], &request->fabric, request->bytes, &buffer->address, message);
+    r = map_memory(on, request->fabric.len ? -1 : fds->fd[0], &request->fabric, request->bytes, &buffer->address,
+                   message);
     if (r < 0) {
         free(buffer);
         return r;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Boards (../board.h) of a CUDA device: copies between pinned host memory and the board, wherever in the fabric that is,
- * in the order of one stream of their own. No kernel takes part, so a megakernel that has all SMs does not hold them up.
+ * Boards (../board.h) of a CUDA device: copies between pinned host memory and the board, wherever in the fabric that
+ * is, in the order of one stream of their own. No kernel takes part, so a megakernel that has all SMs does not hold
+ * them up.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,8 +104,8 @@ int mok_cuda_board_look(struct mok_engine_board *board)
         return -MOK_EBUSY;
     cudaSetDevice((int)board->engine->config.index);
     for (uint32_t i = 0; i < 2; i++)
-        if (cudaMemcpyAsync(&board->staged->reading[i * board->slots], board->memory, bytes, cudaMemcpyDefault, stream) !=
-            cudaSuccess)
+        if (cudaMemcpyAsync(&board->staged->reading[i * board->slots], board->memory, bytes, cudaMemcpyDefault,
+                            stream) != cudaSuccess)
             return -MOK_EDEVICE;
     board->posts_before = board->posts;
     board->looking = true;

@@ -15,7 +15,7 @@ namespace mok
 namespace
 {
 
-struct mx_backward_consumer : mx_consumer_base {
+struct mx_backward_consumer : slot_consumer {
     const mok_cuda_mx_backward_args &p;
 
     /* The next columns take the first places, as in wgrad_consumer. */
@@ -299,7 +299,7 @@ struct mx_backward_consumer : mx_consumer_base {
     {
         const uint32_t column = own_column(decode(noted_task()));
         if (column >= p.hidden_tiles) {
-            skip(mx_gate_stages);
+            consumer_base::skip(mx_gate_stages);
             return;
         }
 #pragma unroll 1
@@ -413,11 +413,11 @@ struct mx_backward_consumer : mx_consumer_base {
         const bool is_hidden = at_first.type == MOK_TASK_D_HIDDEN;
         const uint32_t k_blocks = at_first.type == MOK_TASK_D_INPUT ? 2 * p.mx.h_blocks : all.k_blocks;
         if (b.rows(at_first) <= group * 64) {
-            skip(k_blocks + (is_hidden ? mx_gate_stages : 0));
+            consumer_base::skip(k_blocks + (is_hidden ? mx_gate_stages : 0));
         } else {
             float d[128];
             note_task(v);
-            multiply_mx(d, k_blocks);
+            multiply(d, k_blocks);
             begin_anew();
             v = noted_task();
             const task t = decode(v);

@@ -7,7 +7,7 @@
 #define MOK_CUDA_MX_BACKWARD_FETCH_CUH
 
 #include "loader.cuh"
-#include "mx.cuh"
+#include "mx_slots.cuh"
 
 namespace mok
 {
@@ -134,10 +134,10 @@ __device__ void load(const mok_cuda_mx_backward_args &p, const block_view &b, ui
 
 /* ---- gather: rows of x and of d_out, and everybody's scales ---- */
 
-struct mx_backward_gather : mx_gather {
+struct mx_backward_gather : slot_gather {
     const mok_cuda_mx_backward_args &q;
 
-    __device__ mx_backward_gather(const mx_gather &base, const mok_cuda_mx_backward_args &args) : mx_gather(base), q(args)
+    __device__ mx_backward_gather(const slot_gather &base, const mok_cuda_mx_backward_args &args) : slot_gather(base), q(args)
     {
     }
 
@@ -148,7 +148,7 @@ struct mx_backward_gather : mx_gather {
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             const uint32_t r = own_row() + 64 * i;
-            cp_async_16(to + mx_slot * r, row(r) + behind + (4 * k & ~15u), 16);
+            cp_async_16(to + slot_bytes * r, row(r) + behind + (4 * k & ~15u), 16);
         }
     }
 
@@ -158,12 +158,12 @@ struct mx_backward_gather : mx_gather {
         const uint32_t at = scales(stage);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t slot = at + mx_slot * (own_row() + 64 * i);
+            const uint32_t slot = at + slot_bytes * (own_row() + 64 * i);
             store_shared_4(slot, scale(load_shared_4(slot + 4 * (k % 4))));
         }
         __syncwarp();
         if (lane < 2)
-            store_shared_4(at + mx_slot * (thread / 32 * 4) + 4 + 4 * lane, lane ? columns.y : columns.x);
+            store_shared_4(at + slot_bytes * (thread / 32 * 4) + 4 + 4 * lane, lane ? columns.y : columns.x);
         gather_landed(b, stage, lane);
     }
 
@@ -208,7 +208,7 @@ struct mx_backward_gather : mx_gather {
     {
         const uint8_t *ring = static_cast<const uint8_t *>(q.common.x_ring[t.macrobatch > 0]);
         note_rows(t, [&](uint32_t r) { return place(t, q.common.row_src, ring, r); });
-        fill<true>(t, b.column(t, q.mx.tiles) * (MOK_TILE_N / 2));
+        fill(t, b.column(t, q.mx.tiles) * (MOK_TILE_N / 2));
     }
 
     __device__ const uint8_t *place(const task &t, const uint64_t *table, const uint8_t *ring, uint32_t r) const

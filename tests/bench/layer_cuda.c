@@ -100,16 +100,32 @@ static void *play_rank(void *argument)
     return NULL;
 }
 
+static double slowest(const struct figures *figures, enum figure f, uint32_t ep, uint32_t round)
+{
+    double worst = 0;
+
+    for (uint32_t r = 0; r < ep; r++)
+        worst = fmax(worst, figures->ms[f][r][round]);
+    return worst;
+}
+
 static double slowest_median(const struct figures *figures, enum figure f, uint32_t ep, uint32_t rounds)
 {
     static double worst[MAX_ROUNDS];
 
-    for (uint32_t i = 0; i < rounds; i++) {
-        worst[i] = 0;
-        for (uint32_t r = 0; r < ep; r++)
-            worst[i] = fmax(worst[i], figures->ms[f][r][i]);
-    }
+    for (uint32_t i = 0; i < rounds; i++)
+        worst[i] = slowest(figures, f, ep, i);
     return bench_quantile(worst, rounds, 0.5);
+}
+
+/* What one takes longer than the other in the same round, in us: the card's temperature is in neither. */
+static double median_cost(const struct figures *figures, enum figure f, enum figure peer, uint32_t ep, uint32_t rounds)
+{
+    static double more[MAX_ROUNDS];
+
+    for (uint32_t i = 0; i < rounds; i++)
+        more[i] = (slowest(figures, f, ep, i) - slowest(figures, peer, ep, i)) * 1e3;
+    return bench_quantile(more, rounds, 0.5);
 }
 
 /* "NVIDIA H200", "580.159.04, CUDA 13.0". */
@@ -141,7 +157,8 @@ static void report(const struct options *o, const struct shape *s, const struct 
     describe_gpu(device, driver);
     for (int f = 0; f < FIGURES; f++)
         median[f] = slowest_median(figures, (enum figure)f, o->ep, o->rounds);
-    double cost = (median[DAEMON] - median[OWN]) * 1e3, queued = (median[DAEMON_QUEUED] - median[OWN_QUEUED]) * 1e3;
+    double cost = median_cost(figures, DAEMON, OWN, o->ep, o->rounds);
+    double queued = median_cost(figures, DAEMON_QUEUED, OWN_QUEUED, o->ep, o->rounds);
     snprintf(extra, sizeof(extra),
              "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
              "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\"",

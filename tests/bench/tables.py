@@ -75,6 +75,17 @@ def mxfp8(rs):
     return table(["values", "scale rule", "error of the values", "error of a product", "values that differ from per32"], rows)
 
 
+def quantize_cuda(rs):
+    rows = [[r["shape"], r["form"], number(r["ms"], 4), f"{r['gb_per_s']:,}", f"{r['copy_gb_per_s']:,}", number(r["of_copy"], 3)] for r in rs]
+    return table(["weights", "form", "ms", "GB/s read and written", "a copy's GB/s", "of a copy"], rows)
+
+
+def train_mxfp8(rs):
+    rows = [[r["what"], str(r["steps"]), number(r["bf16_loss"][-1], 4), number(r["loss"][-1], 4), f"{r['last'] * 100:.2f} %",
+             f"{r['furthest'] * 100:.2f} %", f"{r['on_average'] * 100:.2f} %"] for r in rs]
+    return table(["run", "steps", "BF16's loss at the end", "its own", "away at the end", "at most", "on average"], rows)
+
+
 def order(r):
     """Shapes and operations as they are told of."""
     shapes, ops = ["kimi", "glm", "qwen", "dsv4", "mixtral", "qwen3-30b", "small"], ["forward", "backward", "forward+backward"]
@@ -98,9 +109,9 @@ def layer_cuda(rs):
 
 
 def daemon_cuda(rs):
-    rows = [[r["shape"], r["op"], str(r["ep"]), r["routing"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
+    rows = [[r["shape"], r["op"], str(r["ep"]), str(r.get("gpus", 1)), r["routing"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
              number(r["queued_cost_us"], 0)] for r in sorted(rs, key=lambda r: (r["sharing"], order(r)))]
-    return table(["shape", "op", "EP", "routing", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
+    return table(["shape", "op", "EP", "GPUs", "routing", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
 
 
 def mokd_cuda(rs):
@@ -190,7 +201,7 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "mxfp8": mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "mxfp8": mxfp8, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

@@ -134,8 +134,9 @@ static uint8_t take(struct input *in)
     return *in->data++;
 }
 
-static const char a_long_reason[] = "a reason that is longer than what is kept of one, and than what goes into a sentence of any kind at all: "
-                                    "0123456789012345678901234567890123456789012345678901234567890123456789";
+static const char a_long_reason[] =
+    "a reason that is longer than what is kept of one, and than what goes into a sentence of any kind at all: "
+    "0123456789012345678901234567890123456789012345678901234567890123456789";
 
 static void receive(struct daemon *d, struct input *in, uint32_t from)
 {
@@ -167,8 +168,12 @@ static void decline(struct daemon *d, struct input *in)
 static void join(struct daemon *d, struct input *in)
 {
     uint8_t what = take(in);
-    struct group_joining joining = { .uid = what & 1, .user = what & 2 ? "ann" : "", .name = what & 4 ? "a" : "b",
-                                     .size = 1 + (what >> 3 & 3), .kind = 1, .timeout_ms = what & 0x80 ? 500 : 0 };
+    struct group_joining joining = { .uid = what & 1,
+                                     .user = what & 2 ? "ann" : "",
+                                     .name = what & 4 ? "a" : "b",
+                                     .size = 1 + (what >> 3 & 3),
+                                     .kind = 1,
+                                     .timeout_ms = what & 0x80 ? 500 : 0 };
     uint64_t number;
 
     uint8_t more = take(in);

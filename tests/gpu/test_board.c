@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A board of flags in device memory, as ranks on several hosts use it: two engines, on two GPUs where there are two, each
- * with its own mapping, post and look; the dispatcher's state machine runs over it. Skipped where there is no GPU.
+ * A board of flags in device memory, as ranks on several hosts use it: two engines, on two GPUs where there are two,
+ * each with its own mapping, post and look; the dispatcher's state machine runs over it. Skipped where there is no GPU.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -171,8 +171,8 @@ static void operations_run_over_it(void **state)
     (void)state;
     int gpus = open_ranks(rank, RANKS);
     double us = run_operations(rank, ROUNDS / 4);
-    printf("%d operations of %u ranks on %d GPUs: %.1f us each for both hand-overs, %u + %u looks\n", ROUNDS / 4, RANKS, gpus,
-           us, rank[0].looks, rank[1].looks);
+    printf("%d operations of %u ranks on %d GPUs: %.1f us each for both hand-overs, %u + %u looks\n", ROUNDS / 4, RANKS,
+           gpus, us, rank[0].looks, rank[1].looks);
     close_ranks(rank, RANKS);
 }
 

@@ -291,7 +291,7 @@ static void offsets_beyond_32_bits_are_right(void **state)
     uint16_t *values = malloc(each * 2);
     float *wide = malloc(each * 4);
     uint8_t *want = malloc(each), *want_scale = malloc(each / 32), *got = malloc(each);
-    uint8_t *from, *data, *scale, *turned, *turned_scale;
+    uint8_t *from = NULL, *data = NULL, *scale = NULL, *turned = NULL, *turned_scale = NULL;
 
     (void)state;
     if (cudaMalloc((void **)&from, 2 * count) || cudaMalloc((void **)&data, count) ||

@@ -55,8 +55,8 @@ def result(process, log):
         return [json.loads(line)["loss"] for line in file], re.search("^parameters (.*)", output, re.M).group(1)
 
 
-def steps_of(log):
-    return len(open(log, encoding="utf-8").readlines()) if os.path.exists(log) else 0
+def operations_of(rack, name):
+    return sum(j["ops_done"] for j in rack.status(0, "jobs")["jobs"] if j["job"] == name)
 
 
 def the_bits_are(rack, logs, name, nodes, wanted=None):
@@ -67,10 +67,10 @@ def the_bits_are(rack, logs, name, nodes, wanted=None):
     return got
 
 
-def who_is_killed_is_named(rack, logs, name, kill, says):
+def who_is_killed_is_named(rack, logs, name, nodes, kill, says):
     log = f"{logs}/{name}"
-    process = train(rack, name, [0, 1], 100000, log)
-    rack.wait(f"job {name} makes steps", lambda: steps_of(log) >= 1)
+    process = train(rack, name, nodes, 100000, log)
+    rack.wait(f"job {name} makes steps", lambda: operations_of(rack, name) >= 3)
     if [g["fabric"] for g in rack.status(0, "groups")["groups"] if g["name"] == name] != [True]:
         fail("mokctl groups does not say that the group goes by the fabric")
     start = time.monotonic()
@@ -114,10 +114,11 @@ def main():
             rack.up()
             one = the_bits_are(rack, logs, "one", [0, 0])
             the_bits_are(rack, logs, "two", [0, 1], one)
-            who_is_killed_is_named(rack, logs, "worker", lambda: os.kill(worker_of(rack, 1), signal.SIGKILL),
+            who_is_killed_is_named(rack, logs, "worker", [0, 1], lambda: os.kill(worker_of(rack, 1), signal.SIGKILL),
                                    r"rank 1 .*node n1")
             rack.wait("the worker is up again", lambda: all(d["state"] == "up" for d in rack.status(1, "devices")["devices"]))
-            who_is_killed_is_named(rack, logs, "daemon", lambda: rack.kill(1), r"rank 1 .*node n1")
+            # Whose device had the board.
+            who_is_killed_is_named(rack, logs, "daemon", [1, 0], lambda: rack.kill(1), r"rank 0 .*node n1")
             rack.start(1)
             rack.wait_all_up()
             the_bits_are(rack, logs, "turned", [1, 0], one)

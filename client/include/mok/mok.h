@@ -67,7 +67,7 @@ typedef struct mok_session_options {
     const char *job;         /**< name for people, [A-Za-z0-9._-]{1,63}; NULL: the program's name */
     uint32_t queue_entries;  /**< operations a device may have in flight, power of two in 4..4096; 0: 64 */
     uint64_t timeout_ms;     /**< for the connection and each plain answer; 0: 30,000 */
-    uint32_t weight;         /**< share of a device among the user's own sessions, 1..1000; 0: 1 */
+    uint32_t weight;         /**< share of devices among the user's own sessions, 1..1000; 0: 1. Over a rack, by job */
     uint64_t resume_ms;      /**< how long to look for a mokd that went away, see mok_session_recover; 0: 30,000 */
 } mok_session_options;
 
@@ -250,9 +250,9 @@ typedef struct CUstream_st *mok_stream;
  *     ret_transposed, ret_transposed_scales       as with it; or both NULL
  *
  * All memory is such as a kernel on the stream's GPU reaches, the buffers of a CUDA device among it. Returns when the work is
- * queued; a stream that is being captured records it. At memory speed where C * the size of a value, and R if the
- * transpose is asked for, are multiples of 16 and all addresses too; any other C, R and address are fine. stream NULL: the
- * default one of the current context. Compute capability 9.0 or more.
+ * queued; a stream that is being captured records it. Fastest where C * the size of a value, R if the transpose is asked
+ * for, and all addresses are multiples of 16; any others are fine. stream NULL: the default one of the current context.
+ * Compute capability 9.0 or more.
  * Errors: as mok_mxfp8_quantize, MOK_ERANGE for MOK_QUANTIZE_TRANSPOSE too, MOK_EARG where one output of a pair is missing or
  * no pair is given; MOK_ENOTSUP this library was built without nvcc, libcuda.so.1 is not here or too old, or the GPU is;
  * MOK_ESTATE stream is NULL and no context is current; MOK_EDEVICE.

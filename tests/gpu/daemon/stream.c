@@ -24,11 +24,13 @@
 #define WAIT_NS 300000000000
 #define ROUNDS 2
 #define JOB_ROUNDS 2
+#define TURNS 1
 #define TOKENS 40
 #else
 #define WAIT_NS 20000000000
 #define ROUNDS 125 /* of QUEUED operations each */
 #define JOB_ROUNDS 100
+#define TURNS 100 /* of QUEUED operations of two ranks */
 #define TOKENS 200
 #endif
 #define QUEUED 8
@@ -163,29 +165,27 @@ static void queued_operations_have_the_same_bits_behind_delays_and_beside_kernel
 }
 
 /* Runs of operations with the same arguments, which a device may then know, and others among them. */
-static void operations_whose_arguments_change_have_their_own_bits(void **state)
+static void change_arguments(const struct workload *problem, const uint32_t *tokens, int count)
 {
-    static const uint32_t tokens[] = { TOKENS, TOKENS, TOKENS, TOKENS / 2, TOKENS / 2, TOKENS / 2,
-                                       TOKENS, TOKENS / 2, TOKENS, TOKENS, TOKENS, 0, TOKENS };
-    enum { COUNT = sizeof(tokens) / sizeof(tokens[0]) };
+    enum { COUNT = 16 };
     struct workload_rank rank;
     mok_ticket ticket[COUNT];
     cudaStream_t stream;
     uint8_t *out;
-    (void)state;
 
-    open_rank(&rank, &alone, 0, "arguments");
+    assert_in_range(count, 1, COUNT);
+    open_rank(&rank, problem, 0, "arguments");
     uint64_t bytes = output_bytes(&rank);
     uint8_t *want = wanted(&rank);
     open_stream(&stream);
-    cuda(cudaMallocHost((void **)&out, bytes * COUNT));
-    for (int i = 0; i < COUNT; i++) {
+    cuda(cudaMallocHost((void **)&out, bytes * (uint64_t)count));
+    for (int i = 0; i < count; i++) {
         cuda(cudaMemsetAsync(mok_buffer_data(rank.out), 0xff, bytes, stream));
         assert_int_equal(submit(&rank, rank.layer, rank.ids, tokens[i], stream, &ticket[i]), 0);
         cuda(cudaMemcpyAsync(out + bytes * (uint64_t)i, mok_buffer_data(rank.out), bytes, cudaMemcpyDefault, stream));
     }
     cuda(cudaStreamSynchronize(stream));
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < count; i++) {
         const uint8_t *one = out + bytes * (uint64_t)i;
         uint64_t written = bytes * tokens[i] / TOKENS;
         assert_int_equal(code_of(&rank, ticket[i]), 0);
@@ -197,6 +197,18 @@ static void operations_whose_arguments_change_have_their_own_bits(void **state)
     cuda(cudaFreeHost(out));
     free(want);
     workload_close(&rank);
+}
+
+static void operations_whose_arguments_change_have_their_own_bits(void **state)
+{
+    static const uint32_t tokens[] = { TOKENS, TOKENS,     TOKENS,     TOKENS, TOKENS / 2, TOKENS / 2,
+                                       TOKENS, TOKENS / 2, TOKENS / 2, 0,      TOKENS,     TOKENS };
+    struct workload narrow = alone;
+    (void)state;
+
+    change_arguments(&alone, tokens, sizeof(tokens) / sizeof(tokens[0]));
+    narrow.precision = MOK_MXFP8_PER128;
+    change_arguments(&narrow, tokens, 5);
 }
 
 /* ------------------------------------------------------------------ streams that wait for each other */
@@ -424,7 +436,7 @@ static int take_turns(struct member *m, struct workload_rank *rank, cudaStream_t
     uint8_t *out;
     int r = cudaMallocHost((void **)&out, bytes * QUEUED) == cudaSuccess ? 0 : -1;
 
-    for (int round = 0; round < JOB_ROUNDS && r == 0; round++) {
+    for (int round = 0; round < TURNS && r == 0; round++) {
         for (int i = 0; i < QUEUED && r == 0; i++) {
             if ((round + i + (int)m->index) % 3 == 0) /* now this rank is late, now the other */
                 r = busy_launch(4, 40000, stream);

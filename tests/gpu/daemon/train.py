@@ -123,23 +123,22 @@ def mxfp8_has_the_host_engines_curve_too(stack):
 
 
 def beside(stack, steps):
-    """MXFP8's losses over BF16's of the same model and batches; and BF16's of two ranks, which only sum otherwise, for comparison."""
-    size = (["--steps", str(steps)] if EMULATED else
-            f"--steps {steps} --batch 16 --seq 64 --text /usr/share/common-licenses/GPL-3".split())
-    plain = Run(stack, "bf16", "--engine", "cuda", "--ranks", "1", *size)
-    runs = [Run(stack, "mxfp8-per128", "--engine", "cuda", "--ranks", "1", *size, "--precision", "mxfp8-per128"),
-            Run(stack, "bf16, 2 ranks", "--engine", "cuda", "--ranks", "2", *size, "--batch", str(int((size + SIZE)[(size + SIZE).index("--batch") + 1]) // 2))]
-    want, width = plain.end().losses, max(steps // 20, 1)
-    mean = lambda losses, i: sum(losses[i:i + width]) / width
-    for run in runs:
-        got = run.end().losses
-        away = [(mean(got, i) - mean(want, i)) / mean(want, i) for i in range(0, steps - width + 1, width)]
-        print(json.dumps({"op": "train", "engine": "cuda", "what": run.name, "over": "bf16", "steps": steps, "window": width,
+    """MXFP8's losses over BF16's of the same model and batches; and for comparison BF16's of two ranks, which only sum otherwise."""
+    size = ["--steps", str(steps)] + ([] if EMULATED else "--batch 16 --text /usr/share/common-licenses/GPL-3".split())
+    batch, width = int((size + SIZE)[(size + SIZE).index("--batch") + 1]), max(steps // 20, 1)
+    start = lambda name, *options: Run(stack, name, "--engine", "cuda", *size, *options)
+    windows = lambda run: [sum(run.end().losses[i:i + width]) / width for i in range(0, steps - width + 1, width)]
+    plain, mxfp8 = start("bf16", "--ranks", "1"), start("mxfp8-per128", "--ranks", "1", "--precision", "mxfp8-per128")
+    asked = subprocess.run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader".split(), capture_output=True, text=True).stdout if not EMULATED else ""
+    device, driver = (asked.splitlines() or ["emulated, none"])[0].split(", ")
+    want = windows(plain)
+    for run in mxfp8, start("bf16-2-ranks", "--ranks", "2", "--batch", str(batch // 2)):
+        got = windows(run)
+        away = [g / w - 1 for g, w in zip(got, want)]
+        print(json.dumps({"date": time.strftime("%Y-%m-%d"), "device": device, "driver": driver, "op": "train", "engine": "cuda", "what": run.name, "over": "bf16", "steps": steps, "window": width,
                           "command": f"train.py --beside {steps}", "options": " ".join(SIZE + size),
-                          "loss": [round(mean(got, i), 4) for i in range(0, steps - width + 1, width)],
-                          "bf16_loss": [round(mean(want, i), 4) for i in range(0, steps - width + 1, width)],
-                          "last": round(away[-1], 5), "furthest": round(max(away, key=abs), 5),
-                          "on_average": round(sum(away) / len(away), 5)}), flush=True)
+                          "loss": [round(v, 4) for v in got], "bf16_loss": [round(v, 4) for v in want], "last": round(away[-1], 5),
+                          "furthest": round(max(away, key=abs), 5), "on_average": round(sum(away) / len(away), 5)}), flush=True)
 
 
 def two_gpus_have_the_bits_of_one(stack):

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The dispatcher's state machine over a board: copies of each rank happen in its order, at any time, in pieces, mixed with
- * those of the others. Whatever happens, all ranks come to the same verdict, and nobody runs what was cancelled.
+ * The dispatcher's state machine over a board: copies of each rank happen in its order, at any time, in pieces, mixed
+ * with those of the others. Whatever happens, all ranks come to the same verdict, and nobody runs what was cancelled.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -92,9 +92,11 @@ static bool move(struct rank *rank)
         return false;
     uint32_t piece = copy->order[--copy->left];
     if (copy->what == POST)
-        memcpy((char *)&rank->sim->memory[rank->board.rank] + piece * bytes, (char *)&copy->slot + piece * bytes, bytes);
+        memcpy((char *)&rank->sim->memory[rank->board.rank] + piece * bytes, (char *)&copy->slot + piece * bytes,
+               bytes);
     else
-        memcpy((char *)rank->reading[copy->what - FIRST] + piece * bytes, (char *)rank->sim->memory + piece * bytes, bytes);
+        memcpy((char *)rank->reading[copy->what - FIRST] + piece * bytes, (char *)rank->sim->memory + piece * bytes,
+               bytes);
     if (copy->left > 0)
         return true;
     rank->head++;
@@ -163,8 +165,9 @@ static void end_op(struct rank *rank)
     rank->seq++;
     if (rank->seq > OPS)
         return;
-    mok_dispatch_begin(&rank->op, rank->seq,
-                       &(struct mok_op_info){ .kind = MOK_KIND_FORWARD, .x_offset = rank->seq * 1000 + rank->board.rank });
+    mok_dispatch_begin(
+        &rank->op, rank->seq,
+        &(struct mok_op_info){ .kind = MOK_KIND_FORWARD, .x_offset = rank->seq * 1000 + rank->board.rank });
 }
 
 static void run_main(struct rank *rank)
@@ -271,8 +274,9 @@ static void all_ranks_agree_and_nobody_runs_what_was_cancelled(void **state)
                 granted |= sim->rank[r].granted[n];
             for (uint32_t r = 0; r < RANKS; r++) {
                 if (sim->rank[r].ran[n] == granted || sim->rank[r].status[n] != (granted ? -MOK_ECANCELED : 0))
-                    fail_msg("seed %llu, operation %llu, rank %u: cancelled %d, ran %d, status %d", (unsigned long long)seed,
-                             (unsigned long long)n, r, granted, sim->rank[r].ran[n], sim->rank[r].status[n]);
+                    fail_msg("seed %llu, operation %llu, rank %u: cancelled %d, ran %d, status %d",
+                             (unsigned long long)seed, (unsigned long long)n, r, granted, sim->rank[r].ran[n],
+                             sim->rank[r].status[n]);
             }
         }
     }

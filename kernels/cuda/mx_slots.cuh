@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Scales that come with their stage: for each row 16 bytes as they are fetched, of which a word becomes a float; for each
+ * column a float. Used by the MXFP8 backward, whose turned weights have one scale for all columns of a half.
+ */
+#ifndef MOK_CUDA_MX_SLOTS_CUH
+#define MOK_CUDA_MX_SLOTS_CUH
+
+#include "mx.cuh"
+
+namespace mok
+{
+namespace
+{
+
+/*
+ * Of a stage: 16 bytes a row, whose first word becomes the scale; then a float a column. Words 1 and 2 of row 4 w become the
+ * scale that all columns of either half have in gather warp w's eyes, or 0. Behind them: where rows and columns' scales begin.
+ */
+constexpr uint32_t slot_bytes = 16, slot_columns = MOK_TILE_M * slot_bytes;
+constexpr uint32_t slot_stage_bytes = slot_columns + MOK_TILE_N * 4;
+constexpr uint32_t slot_offset = stage_offset + MOK_CONSUMER_WARPS * mx_warp_bytes;
+constexpr uint32_t slot_table = slot_offset + MOK_STAGES * slot_stage_bytes;
+constexpr uint32_t slot_column_table = slot_table + MOK_TILE_M * 8;
+static_assert(slot_column_table + MOK_TILE_N * 8 <= task_offset, "scales do not fit behind the results");
+
+/* ---- gather: rows of x, and everybody's scales ---- */
+
+struct slot_gather {
+    const mok_cuda_mx_args &p;
+    const block_view &b;
+    uint32_t thread, lane;
+    pipeline pipe;
+
+    /* The rows of this thread whose beginnings it notes: one of this warp's, and the one 64 below. */
+    __device__ uint32_t own_row() const
+    {
+        return lane / 4 * 8 + thread / 32 * 4 + lane % 4;
+    }
+    __device__ uint32_t table(uint32_t row) const
+    {
+        return b.smem + slot_table + 8 * row;
+    }
+    __device__ static void note(uint32_t to, const uint8_t *from)
+    {
+        const uint64_t at = reinterpret_cast<uint64_t>(from);
+        store_shared_4(to, static_cast<uint32_t>(at));
+        store_shared_4(to + 4, static_cast<uint32_t>(at >> 32));
+    }
+    __device__ static const uint8_t *noted(uint32_t to)
+    {
+        const uint2 at = load_shared_8(to);
+        return reinterpret_cast<const uint8_t *>(static_cast<uint64_t>(at.y) << 32 | at.x);
+    }
+    /* Where each row of the tile begins, for this warp's own use: rows whose number is 4 w.. 4 w + 3 beyond 8 i. */
+    template <class Place> __device__ void note_rows(const task &t, Place place) const
+    {
+        const uint32_t rows = max(b.rows(t), 1u), first = b.rows(t) ? b.row_first(t) : 0;
+        __syncwarp();
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t r = own_row() + 64 * i;
+            note(table(r), place(min(r, rows - 1) + first));
+        }
+        __syncwarp();
+    }
+    __device__ const uint8_t *row(uint32_t r) const
+    {
+        return noted(table(r));
+    }
+
+    /* Of a row of gate or up. */
+    __device__ uint32_t scales_of_row() const
+    {
+        return (p.common.hidden + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK;
+    }
+
+    /* Where the scales of this thread's four columns begin; the tile begins at `column`. */
+    __device__ void note_columns(const task &t, uint32_t column) const
+    {
+        const uint32_t count = scales_of_row();
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            /* columns past the edge multiply nothing that is stored */
+            const uint32_t r = min(column + i % 2 * 64 + thread, p.inter - 1);
+            const uint8_t *base = i < 2 ? p.gate_scale : p.up_scale;
+            note(b.smem + slot_column_table + 8 * (thread + 64 * i),
+                 base + (static_cast<uint64_t>(t.expert) * p.inter + r) * count);
+        }
+    }
+
+    __device__ uint32_t scales(uint32_t stage) const
+    {
+        return b.smem + slot_offset + stage * slot_stage_bytes;
+    }
+    /* The first of the four codes in a word: all are equal. */
+    __device__ static uint32_t scale(uint32_t word)
+    {
+        return __float_as_uint(mok_e8m0_to_f32(static_cast<uint8_t>(word)));
+    }
+
+    /* Begins to fetch this thread's two rows' and four columns' scales of k-block k. */
+    __device__ void fetch(uint32_t stage, uint32_t k) const
+    {
+        const uint32_t to = scales(stage);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t r = own_row() + 64 * i;
+            cp_async_16(to + slot_bytes * r, row(r) + p.common.hidden + (4 * k & ~15u), 16);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint8_t *at = noted(b.smem + slot_column_table + 8 * (thread + 64 * i)) + 4 * k;
+            const uint32_t word = to + slot_columns + 4 * (thread + 64 * i);
+            if (scales_of_row() % 4 == 0)
+                cp_async_4(word, at);
+            else
+                store_shared_4(word, __ldg(at));
+        }
+    }
+
+    /* What this thread has fetched of a stage is there, and becomes floats. */
+    __device__ void finish(uint32_t stage, uint32_t k) const
+    {
+        const uint32_t at = scales(stage);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const uint32_t slot = at + slot_bytes * (own_row() + 64 * i);
+            store_shared_4(slot, scale(load_shared_4(slot + 4 * (k % 4))));
+        }
+        __syncwarp();
+#pragma unroll
+        for (uint32_t half = 0; half < 2; half++) {
+            const uint32_t word = at + slot_columns + 4 * (thread + 128 * half);
+            const uint32_t one = scale(load_shared_4(word)), two = scale(load_shared_4(word + 256));
+            store_shared_4(word, one);
+            store_shared_4(word + 256, two);
+            const uint32_t first = __shfl_sync(~0u, one, 0);
+            const bool same = __all_sync(~0u, one == first && two == first);
+            if (lane == 0)
+                store_shared_4(at + slot_bytes * (thread / 32 * 4) + 4 + 4 * half, same ? first : 0);
+        }
+        gather_landed(b, stage, lane);
+    }
+
+    /* All stages of a gate/up task whose tile begins at `column`: rows of x, swizzled as the tensor cores read them, and scales. */
+    __device__ __forceinline__ void fill(const task &t, uint32_t column)
+    {
+        const uint32_t k_blocks = p.common.k_blocks;
+        const uint32_t chunk = thread % 8, first = thread / 8;
+        const uint32_t dst = b.smem + a_offset + first * 128 + ((chunk ^ (first % 8)) * 16);
+        note_columns(t, column);
+#pragma unroll 1
+        for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
+            const uint32_t stage = pipe.stage();
+            mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
+            const uint32_t at = k * MOK_MX_TILE_K + chunk * 16, bytes = at < p.common.hidden ? 16 : 0;
+            const uint32_t to = dst + stage * MOK_A_BYTES;
+#pragma unroll 4
+            for (uint32_t i = 0; i < gather_rows; i++)
+                cp_async_16(to + i * gather_step * 128, row(first + i * gather_step) + (bytes ? at : 0), bytes);
+            fetch(stage, k);
+            cp_async_commit();
+            if (k > 0) {
+                cp_async_wait<1>();
+                finish((pipe.n - 1) % MOK_STAGES, k - 1);
+            }
+        }
+        cp_async_wait<0>();
+        finish((pipe.n - 1) % MOK_STAGES, k_blocks - 1);
+    }
+};
+
+/* ---- consumers ---- */
+
+struct slot_consumer : mx_consumer_base {
+    /* sum += part times the scales of its rows and of its columns, which begin at `columns`; returns what it loaded last. */
+    __device__ __forceinline__ uint32_t promote(float *sum, const float (&part)[64], float upper, float lower, uint32_t columns) const
+    {
+        uint32_t last = 0;
+#pragma unroll
+        for (uint32_t j = 0; j < 16; j++) {
+            const uint2 w = load_shared_8(columns + 32 * j);
+            const float s0 = __uint_as_float(w.x), s1 = __uint_as_float(w.y);
+            sum[4 * j] = __fmaf_rn(part[4 * j], __fmul_rn(upper, s0), sum[4 * j]);
+            sum[4 * j + 1] = __fmaf_rn(part[4 * j + 1], __fmul_rn(upper, s1), sum[4 * j + 1]);
+            sum[4 * j + 2] = __fmaf_rn(part[4 * j + 2], __fmul_rn(lower, s0), sum[4 * j + 2]);
+            sum[4 * j + 3] = __fmaf_rn(part[4 * j + 3], __fmul_rn(lower, s1), sum[4 * j + 3]);
+            last = w.y;
+        }
+        return last;
+    }
+
+    /* The same where all columns have one scale, which is in `upper` and `lower`. */
+    __device__ __forceinline__ void promote_same(float *sum, const float (&part)[64], float upper, float lower) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < 64; i += 4) {
+            sum[i] = __fmaf_rn(part[i], upper, sum[i]);
+            sum[i + 1] = __fmaf_rn(part[i + 1], upper, sum[i + 1]);
+            sum[i + 2] = __fmaf_rn(part[i + 2], lower, sum[i + 2]);
+            sum[i + 3] = __fmaf_rn(part[i + 3], lower, sum[i + 3]);
+        }
+    }
+
+    /* d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. */
+    __device__ __forceinline__ void multiply(float (&d)[128], uint32_t k_blocks)
+    {
+        const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
+        const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
+        const uint32_t row = slot_bytes * (warp * 16 + lane / 4), column = slot_columns + 8 * (lane % 4);
+#pragma unroll
+        for (uint32_t i = 0; i < 128; i++)
+            d[i] = 0.0f;
+#pragma unroll 1
+        for (const uint32_t end = pipe.n + k_blocks; pipe.n != end; pipe.n++) {
+            const uint32_t stage = pipe.stage(), scales = b.smem + slot_offset + stage * slot_stage_bytes;
+            const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
+            if (!__all_sync(~0u, mbar_try(b.full(stage), pipe.phase()))) {
+                deliver(); /* the stage may wait for rows whose pull waits behind a task that waits for this */
+                mbar_wait(b.full(stage), pipe.phase());
+            }
+            float upper = 0.0f, lower = 0.0f;
+            uint32_t last = 0;
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+                float part[64];
+                const uint64_t b_at = bt + half * (MOK_B_BYTES / 32);
+                wgmma_fence();
+                wgmma_m64n128k32_e4m3_first(part, at, b_at);
+#pragma unroll
+                for (uint32_t i = 1; i < MOK_MX_TILE_K / 32; i++)
+                    wgmma_m64n128k32_e4m3(part, at + 2 * i, b_at + 2 * i);
+                wgmma_commit();
+                if (half == 0) {
+                    deliver(); /* while the tensor cores are busy; at most once a task */
+                    upper = __uint_as_float(load_shared_4(scales + row));
+                    lower = __uint_as_float(load_shared_4(scales + row + 8 * slot_bytes));
+                }
+                const uint32_t same = load_shared_4(scales + 4 + 4 * half);
+                const bool one = same != 0 && same == load_shared_4(scales + 4 * slot_bytes + 4 + 4 * half);
+                wgmma_wait<0>();
+#pragma unroll
+                for (uint32_t i = 0; i < 64; i++)
+                    settle(part[i]);
+                if (one)
+                    promote_same(d + 64 * half, part, __fmul_rn(upper, __uint_as_float(same)),
+                                 __fmul_rn(lower, __uint_as_float(same)));
+                else
+                    last = promote(d + 64 * half, part, upper, lower, scales + column + half * 512);
+            }
+            /* no arrival overtakes a load of scales, see next_task */
+            if (__all_sync(~0u, last != ~0u))
+                release(stage);
+        }
+    }
+};
+
+} // namespace
+} // namespace mok
+#endif
