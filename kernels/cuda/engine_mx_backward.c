@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The backward of MXFP8 layers, host side: weights turned, the shared expert by itself, then for each macrobatch one kernel
- * for all but its weight gradients, and the BF16 backward's kernel for these. How many macrobatches there are only the device
- * knows: kernels of those that are not there find no task.
+ * The backward of MXFP8 layers, host side: weights turned, the shared expert by itself, then for each macrobatch one
+ * kernel for all but its weight gradients, and the BF16 backward's kernel for these. How many macrobatches there are
+ * only the device knows: kernels of those that are not there find no task.
  */
 #include <string.h>
 
@@ -51,7 +51,8 @@ static int map_kept(struct mok_engine_layer *l, const uint8_t *ring)
 {
     const struct mok_cuda_driver *d = &l->engine->driver;
     struct mok_cuda_mx_backward_args *a = &l->mx_backward;
-    const void *rows[4] = { ring ? ring + l->kept.a : a->a_rows, ring ? ring + l->kept.b : a->b_rows, a->a_rows, a->b_rows };
+    const void *rows[4] = { ring ? ring + l->kept.a : a->a_rows, ring ? ring + l->kept.b : a->b_rows, a->a_rows,
+                            a->b_rows };
     CUtensorMap *map[4] = { &a->a[0], &a->b[0], &a->a[1], &a->b[1] };
     int r = 0;
 
@@ -102,8 +103,8 @@ static int turn_weights(struct mok_engine_layer *l, const struct mok_expert_para
     const struct mok_cuda_layout *layout = &l->layout;
     uint8_t *m = l->private_memory;
     const struct mok_cuda_turn_args a = {
-        .weight = { { p->gate, p->gate_scale, m + layout->gate_t, (float *)(m + layout->gate_t_scale), spec->intermediate,
-                      spec->hidden },
+        .weight = { { p->gate, p->gate_scale, m + layout->gate_t, (float *)(m + layout->gate_t_scale),
+                      spec->intermediate, spec->hidden },
                     { p->up, p->up_scale, m + layout->up_t, (float *)(m + layout->up_t_scale), spec->intermediate,
                       spec->hidden },
                     { p->down, p->down_scale, m + layout->down_t, (float *)(m + layout->down_t_scale), spec->hidden,
@@ -172,7 +173,8 @@ int mok_cuda_mx_backward_schedule(struct mok_engine_layer *l, const struct mok_o
     return mok_cuda_launch_schedule(&s, stream) == 0 ? 0 : -MOK_EDEVICE;
 }
 
-int mok_cuda_mx_backward_launch(struct mok_engine_layer *l, const struct mok_op_args *args, const uint8_t *ring, void *stream)
+int mok_cuda_mx_backward_launch(struct mok_engine_layer *l, const struct mok_op_args *args, const uint8_t *ring,
+                                void *stream)
 {
     struct mok_cuda_head *spans = (struct mok_cuda_head *)(l->private_memory + l->layout.spans);
     struct mok_cuda_mx_backward_args *a = &l->mx_backward;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The backward megakernel of MXFP8 layers, but for weight gradients: gate and up made again, d_hidden, d_input. Products
- * are of E4M3 tiles; d_a, d_b and h leave quantised, and as the BF16 values that this comes to, which the other backward
- * multiplies for the weight gradients. A shared expert is BF16 and that one's too.
+ * The backward megakernel of MXFP8 layers, but for weight gradients: gate and up made again, d_hidden, d_input.
+ * Products are of E4M3 tiles; d_a, d_b and h leave quantised, and as the BF16 values that this comes to, which the
+ * other backward multiplies for the weight gradients. A shared expert is BF16 and that one's too.
  */
 #include <cuda_runtime.h>
 #include <type_traits>
@@ -33,7 +33,8 @@ struct mx_backward_consumer : slot_consumer {
         forget(lane);
     }
 
-    /* The task waits in shared memory, behind the first of the staged rows: registers are full while products are made. */
+    /* The task waits in shared memory, behind the first of the staged rows: registers are full while products are made.
+     */
     __device__ void note_task(uint4 v) const
     {
         __syncwarp();
@@ -74,10 +75,11 @@ struct mx_backward_consumer : slot_consumer {
             void *base = q / 2 ? p.b_rows : p.a_rows;
             if (columns <= skip)
                 continue;
-            store_half<false>(r != ~0u ? static_cast<__nv_bfloat16 *>(base) + at + skip : nullptr, min(columns - skip, 64u) * 2,
-                              [&](uint32_t j, uint32_t half) {
+            store_half<false>(r != ~0u ? static_cast<__nv_bfloat16 *>(base) + at + skip : nullptr,
+                              min(columns - skip, 64u) * 2, [&](uint32_t j, uint32_t half) {
                                   const uint32_t i = 4 * j + 2 * half;
-                                  return pack_bf16(mok_side(d[i], sign, all.sides), mok_side(d[i + 1], sign, all.sides));
+                                  return pack_bf16(mok_side(d[i], sign, all.sides),
+                                                   mok_side(d[i + 1], sign, all.sides));
                               });
         }
     }
@@ -126,14 +128,16 @@ struct mx_backward_consumer : slot_consumer {
     }
 
     /*
-     * 128 columns of eight of this warp's rows. u[4 j + e], j < 16: columns 8 j + 2 (lane % 4) + e of row lane / 4 of the
-     * eight; their a and b lie at `a_at` and `b_at`, columns from 64 on a stage further (`next` bytes behind, A and B).
-     * They give way to d_a and d_b, weighted h goes beside b. Codes of d_a and d_b go to this warp's staging, eight rows each.
-     * Returns the scale of d_a in the first of a row's four threads, that of d_b in the others; adds to `dot` this thread's part
-     * of <u, h>. Rows that are not `real` are zeros, whatever the sums hold: weight gradients add them.
+     * 128 columns of eight of this warp's rows. u[4 j + e], j < 16: columns 8 j + 2 (lane % 4) + e of row lane / 4 of
+     * the eight; their a and b lie at `a_at` and `b_at`, columns from 64 on a stage further (`next` bytes behind, A and
+     * B). They give way to d_a and d_b, weighted h goes beside b. Codes of d_a and d_b go to this warp's staging, eight
+     * rows each. Returns the scale of d_a in the first of a row's four threads, that of d_b in the others; adds to
+     * `dot` this thread's part of <u, h>. Rows that are not `real` are zeros, whatever the sums hold: weight gradients
+     * add them.
      */
     struct tile_at {
-        uint32_t first, other, next; /* a and b in the first stage; how much further a lies in the second, b twice that */
+        uint32_t first, other,
+            next; /* a and b in the first stage; how much further a lies in the second, b twice that */
 
         /* The j-th pair. */
         __device__ __forceinline__ uint32_t a(uint32_t j) const
@@ -152,7 +156,9 @@ struct mx_backward_consumer : slot_consumer {
             forget(next);
         }
     };
-    template <bool Clamped> __device__ __forceinline__ uint32_t hidden_rows(float (&d)[128], tile_at at, float weight, bool real, float &dot) const
+    template <bool Clamped>
+    __device__ __forceinline__ uint32_t hidden_rows(float (&d)[128], tile_at at, float weight, bool real,
+                                                    float &dot) const
     {
         uint32_t amax = 0;
 #pragma unroll 4
@@ -186,8 +192,7 @@ struct mx_backward_consumer : slot_consumer {
             hi = __fmul_rn(hi, h_scale.factor);
             dot = __fmaf_rn(d[4 * j], lo, dot);
             dot = __fmaf_rn(d[4 * j + 1], hi, dot);
-            store_shared_4(at.b(j) + MOK_A_BYTES,
-                           real ? pack_bf16(__fmul_rn(weight, lo), __fmul_rn(weight, hi)) : 0);
+            store_shared_4(at.b(j) + MOK_A_BYTES, real ? pack_bf16(__fmul_rn(weight, lo), __fmul_rn(weight, hi)) : 0);
 #pragma unroll
             for (uint32_t e = 0; e < 2; e++) {
                 const float d_h = __fmul_rn(weight, d[4 * j + e]), sigma = s[e];
@@ -210,8 +215,8 @@ struct mx_backward_consumer : slot_consumer {
         const uint32_t staged = results() + lane / 4 * mx_row_bytes + 2 * (lane % 4);
 #pragma unroll
         for (uint32_t j = 0; j < 16; j++) {
-            const uint32_t a = mx_codes(__uint_as_float(load_shared_4(at.a(j))), __uint_as_float(load_shared_4(at.b(j))),
-                                        a_scale.inverse);
+            const uint32_t a = mx_codes(__uint_as_float(load_shared_4(at.a(j))),
+                                        __uint_as_float(load_shared_4(at.b(j))), a_scale.inverse);
             const uint32_t g = mx_codes(d[4 * j], d[4 * j + 1], b_scale.inverse);
             store_shared_2(staged + 8 * j, a);
             store_shared_2(staged + 8 * mx_row_bytes + 8 * j, g);
@@ -234,7 +239,8 @@ struct mx_backward_consumer : slot_consumer {
         }
     }
 
-    /* Of the noted task: this warp's first row of the ring, the first of 128 columns, and how many of them there are. */
+    /* Of the noted task: this warp's first row of the ring, the first of 128 columns, and how many of them there are.
+     */
     struct hidden_place {
         uint64_t row;
         uint32_t column, columns;
@@ -242,7 +248,8 @@ struct mx_backward_consumer : slot_consumer {
     __device__ __forceinline__ hidden_place place_of(const task &t, uint32_t q) const
     {
         const uint32_t column = own_column(t) * MOK_TILE_N + 128 * q;
-        return { static_cast<uint64_t>(t.ring64) * 64 + b.row_first(t) + warp * 16, column, min(p.mx.inter - column, 128u) };
+        return { static_cast<uint64_t>(t.ring64) * 64 + b.row_first(t) + warp * 16, column,
+                 min(p.mx.inter - column, 128u) };
     }
 
     /* Eight rows of the first or second 128 columns, whose a and b are in two stages. */
@@ -251,7 +258,8 @@ struct mx_backward_consumer : slot_consumer {
         begin_anew();
         const uint32_t stage = pipe.stage(), own = warp * 16 + lane / 4 + 8 * half;
         const uint32_t to = own * 128 + lane / 4 * 16 + lane % 4 * 4;
-        const tile_at tile = { b.smem + a_offset + stage * MOK_A_BYTES + to, b.smem + b_offset + stage * MOK_B_BYTES + to,
+        const tile_at tile = { b.smem + a_offset + stage * MOK_A_BYTES + to,
+                               b.smem + b_offset + stage * MOK_B_BYTES + to,
                                stage == MOK_STAGES - 1 ? 0 - stage * MOK_A_BYTES : MOK_A_BYTES };
         const task before = decode(noted_task());
         const bool real = own < b.rows(before);
@@ -269,7 +277,8 @@ struct mx_backward_consumer : slot_consumer {
         if (lane % 4 == 0)
             __stcg(p.partial + row * p.mx.tiles + at.column / 128, dot);
         if (lane % 4 < 2)
-            __stcg(reinterpret_cast<uint32_t *>((lane % 4 ? p.d_b_scale : p.d_a_scale) + row * p.mx.h_scale_bytes + at.column / 32),
+            __stcg(reinterpret_cast<uint32_t *>((lane % 4 ? p.d_b_scale : p.d_a_scale) + row * p.mx.h_scale_bytes +
+                                                at.column / 32),
                    scale * 0x01010101u);
         uint8_t *code = (lane < 8 ? p.d_a_code : p.d_b_code) + at.column;
         leave<false>(lane < 16 ? code + (at.row + 8 * half + lane % 8) * p.mx.inter : nullptr, at.columns);
@@ -283,7 +292,8 @@ struct mx_backward_consumer : slot_consumer {
         const uint64_t base = (at.row * p.mx.inter + at.column) * 2, stride = p.mx.inter * 2ull;
 #pragma unroll 1
         for (uint32_t i = 0; i < 2 && 64 * i < at.columns; i++) {
-            const uint32_t stage = (pipe.n + i) % MOK_STAGES, own = warp * 16 * 128, bytes = min(at.columns - 64 * i, 64u) * 2;
+            const uint32_t stage = (pipe.n + i) % MOK_STAGES, own = warp * 16 * 128,
+                           bytes = min(at.columns - 64 * i, 64u) * 2;
             const uint32_t a_tile = b.smem + a_offset + stage * MOK_A_BYTES + own;
             const uint32_t b_tile = b.smem + b_offset + stage * MOK_B_BYTES + own;
             const uint64_t to = base + 128 * i;
@@ -348,8 +358,8 @@ struct mx_backward_consumer : slot_consumer {
             const uint32_t at = first + q * 64;
             if (at >= all.hidden)
                 return;
-            store_half<true>(to != 0 ? reinterpret_cast<__nv_bfloat16 *>(to) + at : nullptr, min(all.hidden - at, 64u) * 2,
-                             [&](uint32_t j, uint32_t half) {
+            store_half<true>(to != 0 ? reinterpret_cast<__nv_bfloat16 *>(to) + at : nullptr,
+                             min(all.hidden - at, 64u) * 2, [&](uint32_t j, uint32_t half) {
                                  const uint32_t i = 4 * (j + 8 * q) + 2 * half;
                                  return pack_bf16(d[i], d[i + 1]);
                              });
@@ -359,11 +369,12 @@ struct mx_backward_consumer : slot_consumer {
     /* ---- pull ---- */
 
     /*
-     * This warp's share of the unit's remote rows, which `source` names, into a ring (Here: they are in `ring` already), and
-     * what their codes are worth as BF16 to `wide`, which `table` is told.
+     * This warp's share of the unit's remote rows, which `source` names, into a ring (Here: they are in `ring`
+     * already), and what their codes are worth as BF16 to `wide`, which `table` is told.
      */
     template <bool Here>
-    __device__ __forceinline__ void pull_codes(const task &t, const uint64_t *source, void *ring, uint64_t *table, void *wide)
+    __device__ __forceinline__ void pull_codes(const task &t, const uint64_t *source, void *ring, uint64_t *table,
+                                               void *wide)
     {
         const uint32_t first = b.rank * MOK_TILE_M, rows = t.rows > first ? min(t.rows - first, MOK_TILE_M) : 0;
         for (uint32_t r = warp; r < rows; r += MOK_CONSUMER_WARPS) {

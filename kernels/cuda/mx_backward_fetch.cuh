@@ -15,7 +15,8 @@ namespace
 {
 
 constexpr uint32_t mx_box_bytes = 64 * 128; /* 64 rows of 128 bytes: a's and b's */
-/* Stages behind d_hidden's products: 64 columns of a (as A), of b (first half of B's first half) each; results take their places. */
+/* Stages behind d_hidden's products: 64 columns of a (as A), of b (first half of B's first half) each; results take
+ * their places. */
 constexpr uint32_t mx_gate_stages = MOK_TILE_N / 64;
 static_assert(MOK_TILE_M * 128 == MOK_A_BYTES && 2 * MOK_A_BYTES == MOK_B_BYTES, "a; b and weighted h");
 
@@ -54,7 +55,8 @@ struct mx_backward_loader : loader_base {
             tma_load_3d(b_at(), map, full, x, y, e);
             tma_load_3d(b_at() + MOK_B_BYTES / 2, map, full, x, y + MOK_TILE_N / 2, e);
         } else {
-            tma_load_3d_multicast(b_at() + b.rank * (MOK_B_BYTES / 2), map, full, x, y + b.rank * (MOK_TILE_N / 2), e, 3);
+            tma_load_3d_multicast(b_at() + b.rank * (MOK_B_BYTES / 2), map, full, x, y + b.rank * (MOK_TILE_N / 2), e,
+                                  3);
         }
     }
 
@@ -137,7 +139,8 @@ __device__ void load(const mok_cuda_mx_backward_args &p, const block_view &b, ui
 struct mx_backward_gather : slot_gather {
     const mok_cuda_mx_backward_args &q;
 
-    __device__ mx_backward_gather(const slot_gather &base, const mok_cuda_mx_backward_args &args) : slot_gather(base), q(args)
+    __device__ mx_backward_gather(const slot_gather &base, const mok_cuda_mx_backward_args &args)
+        : slot_gather(base), q(args)
     {
     }
 
@@ -170,8 +173,8 @@ struct mx_backward_gather : slot_gather {
     enum weight { DOWN, GATE, UP };
 
     /*
-     * Stages of a task that multiplies a turned weight, whose scales are from the `at`-th pair on. Rows of d_out are gathered
-     * too, swizzled as the tensor cores read them; the loader brings others.
+     * Stages of a task that multiplies a turned weight, whose scales are from the `at`-th pair on. Rows of d_out are
+     * gathered too, swizzled as the tensor cores read them; the loader brings others.
      */
     template <weight W> __device__ __forceinline__ void fill_turned(uint32_t at)
     {
@@ -198,7 +201,10 @@ struct mx_backward_gather : slot_gather {
                 finish_rows((pipe.n - 1) % MOK_STAGES, k - 1, columns);
             }
             /* wanted a k-block later */
-            columns = __ldg(reinterpret_cast<const uint2 *>(W == DOWN ? q.down_t_scale : W == GATE ? q.gate_t_scale : q.up_t_scale) + at);
+            columns = __ldg(reinterpret_cast<const uint2 *>(W == DOWN   ? q.down_t_scale
+                                                            : W == GATE ? q.gate_t_scale
+                                                                        : q.up_t_scale) +
+                            at);
         }
         cp_async_wait<0>();
         finish_rows((pipe.n - 1) % MOK_STAGES, k_blocks - 1, columns);
@@ -214,8 +220,8 @@ struct mx_backward_gather : slot_gather {
     __device__ const uint8_t *place(const task &t, const uint64_t *table, const uint8_t *ring, uint32_t r) const
     {
         const uint64_t at = __ldg(table + static_cast<uint64_t>(t.row64) * 64 + r);
-        return at & 1u ? ring + (static_cast<uint64_t>(t.ring64) * 64 + r) * q.mx.x_row_bytes :
-                         reinterpret_cast<const uint8_t *>(at);
+        return at & 1u ? ring + (static_cast<uint64_t>(t.ring64) * 64 + r) * q.mx.x_row_bytes
+                       : reinterpret_cast<const uint8_t *>(at);
     }
 
     __device__ __forceinline__ void d_hidden(const task &t)
@@ -233,7 +239,9 @@ struct mx_backward_gather : slot_gather {
             wait_counter(q.common, q.common.hidden_done + t.row64 + b.row_first(t) / 64,
                          q.hidden_tiles * MOK_CONSUMER_WARPS, MOK_WAIT_GRADIENTS, v);
         const auto of = [&](const uint8_t *scales) {
-            note_rows(t, [&](uint32_t r) { return scales + (static_cast<uint64_t>(t.ring64) * 64 + r) * q.mx.h_scale_bytes; });
+            note_rows(t, [&](uint32_t r) {
+                return scales + (static_cast<uint64_t>(t.ring64) * 64 + r) * q.mx.h_scale_bytes;
+            });
         };
         of(q.d_a_scale);
         fill_turned<GATE>(at);

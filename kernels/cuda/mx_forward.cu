@@ -8,7 +8,7 @@
 
 #include "launch.cuh"
 #include "loader.cuh"
-#include "mx.cuh"
+#include "mx_quads.cuh"
 
 namespace mok
 {
@@ -107,7 +107,7 @@ __device__ void load(const mok_cuda_mx_args &p, const block_view &b, uint32_t la
 
 /* ---- gather ---- */
 
-__device__ __forceinline__ void gather_gate_up(mx_gather &g, const task &t)
+__device__ __forceinline__ void gather_gate_up(mx_quad_gather &g, const task &t)
 {
     const mok_cuda_mx_args &p = g.p;
     const uint8_t *ring = static_cast<const uint8_t *>(p.common.x_ring[t.macrobatch > 0]);
@@ -120,7 +120,7 @@ __device__ __forceinline__ void gather_gate_up(mx_gather &g, const task &t)
 }
 
 /* The loader brings h; here come its scales. */
-__device__ __forceinline__ void gather_down(mx_gather &g, const task &t, uint4 v)
+__device__ __forceinline__ void gather_down(mx_quad_gather &g, const task &t, uint4 v)
 {
     const mok_cuda_mx_args &p = g.p;
     if (g.b.rows(t) > 0)
@@ -132,7 +132,7 @@ __device__ __forceinline__ void gather_down(mx_gather &g, const task &t, uint4 v
 
 __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
-    mx_gather g = { p, b, thread, lane, {} };
+    mx_quad_gather g = { { p, b, thread, lane, {} } };
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
@@ -149,7 +149,7 @@ __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t 
 
 /* ---- consumers ---- */
 
-struct mx_forward_consumer : mx_consumer_base {
+struct mx_forward_consumer : mx_quad_consumer {
     const mok_cuda_mx_args &p;
 
     /* a or b as a context keeps them: this warp's rows, 64 columns at a time. */
@@ -252,6 +252,22 @@ struct mx_forward_consumer : mx_consumer_base {
         return reinterpret_cast<void *>(static_cast<uint64_t>(at.y) << 32 | at.x);
     }
 
+    /* So does the task, behind the last of the staged rows. */
+    __device__ uint32_t task_place() const
+    {
+        return results() + 15 * mx_row_bytes + 128;
+    }
+    __device__ void note_task(uint4 v) const
+    {
+        if (lane < 4)
+            store_shared_4(task_place() + 4 * lane, lane < 2 ? lane ? v.y : v.x : lane == 2 ? v.z : v.w);
+        __syncwarp();
+    }
+    __device__ uint4 noted_task() const
+    {
+        return load_shared_16(task_place());
+    }
+
     __device__ __forceinline__ void tile(uint4 v)
     {
         const task at_first = decode(v);
@@ -260,11 +276,12 @@ struct mx_forward_consumer : mx_consumer_base {
         float d[128];
         if (at_first.type == MOK_TASK_DOWN)
             note_place(at_first);
+        note_task(v);
         if (active)
             multiply_mx(d, k_blocks);
         else
             skip(k_blocks);
-        forget(v);
+        v = noted_task();
         const task t = decode(v);
         if (macrobatches > 1 && lane == 0) /* someone waits for the ring's rows */
             add_release(t.type == MOK_TASK_DOWN ? &all.macrobatches[t.macrobatch].down_done :

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scales that come with their stage: for each row 16 bytes as they are fetched, of which a word becomes a float; for each
- * column a float. Used by the MXFP8 backward, whose turned weights have one scale for all columns of a half.
+ * Scales that come with their stage: for each row 16 bytes as they are fetched, of which a word becomes a float; for
+ * each column a float. Used by the MXFP8 backward, whose turned weights have one scale for all columns of a half.
  */
 #ifndef MOK_CUDA_MX_SLOTS_CUH
 #define MOK_CUDA_MX_SLOTS_CUH
@@ -14,8 +14,9 @@ namespace
 {
 
 /*
- * Of a stage: 16 bytes a row, whose first word becomes the scale; then a float a column. Words 1 and 2 of row 4 w become the
- * scale that all columns of either half have in gather warp w's eyes, or 0. Behind them: where rows and columns' scales begin.
+ * Of a stage: 16 bytes a row, whose first word becomes the scale; then a float a column. Words 1 and 2 of row 4 w
+ * become the scale that all columns of either half have in gather warp w's eyes, or 0. Behind them: where rows and
+ * columns' scales begin.
  */
 constexpr uint32_t slot_bytes = 16, slot_columns = MOK_TILE_M * slot_bytes;
 constexpr uint32_t slot_stage_bytes = slot_columns + MOK_TILE_N * 4;
@@ -143,7 +144,8 @@ struct slot_gather {
         gather_landed(b, stage, lane);
     }
 
-    /* All stages of a gate/up task whose tile begins at `column`: rows of x, swizzled as the tensor cores read them, and scales. */
+    /* All stages of a gate/up task whose tile begins at `column`: rows of x, swizzled as the tensor cores read them,
+     * and scales. */
     __device__ __forceinline__ void fill(const task &t, uint32_t column)
     {
         const uint32_t k_blocks = p.common.k_blocks;
@@ -174,8 +176,10 @@ struct slot_gather {
 /* ---- consumers ---- */
 
 struct slot_consumer : mx_consumer_base {
-    /* sum += part times the scales of its rows and of its columns, which begin at `columns`; returns what it loaded last. */
-    __device__ __forceinline__ uint32_t promote(float *sum, const float (&part)[64], float upper, float lower, uint32_t columns) const
+    /* sum += part times the scales of its rows and of its columns, which begin at `columns`; returns what it loaded
+     * last. */
+    __device__ __forceinline__ uint32_t promote(float *sum, const float (&part)[64], float upper, float lower,
+                                                uint32_t columns) const
     {
         uint32_t last = 0;
 #pragma unroll

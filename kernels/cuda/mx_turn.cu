@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Turns MXFP8 weights, so that products along their rows find both operands side by side: 8-bit products take nothing else.
- * A tile of 128 x 128 gets the largest scale of its rows. Where they differ, codes of the others are rounded anew: only
- * values below 2^-6 of that scale lose anything.
+ * Turns MXFP8 weights, so that products along their rows find both operands side by side: 8-bit products take nothing
+ * else. A tile of 128 x 128 gets the largest scale of its rows. Where they differ, codes of the others are rounded
+ * anew: only values below 2^-6 of that scale lose anything.
  */
 #include <cuda_runtime.h>
 
@@ -18,7 +18,8 @@ namespace
 
 constexpr uint32_t turn_threads = 256, turn_tile = 128;
 /* The tile, then the scales of its rows, then what all threads must know. */
-constexpr uint32_t turn_scales = turn_tile * turn_tile, turn_known = turn_scales + turn_tile, turn_bytes = turn_known + 64;
+constexpr uint32_t turn_scales = turn_tile * turn_tile, turn_known = turn_scales + turn_tile,
+                   turn_bytes = turn_known + 64;
 
 struct turn_scale {
     uint32_t largest;
@@ -26,13 +27,15 @@ struct turn_scale {
 };
 
 /* The tile's scale; rows of NaN alone have none. */
-__device__ __forceinline__ turn_scale turn_find(const mok_cuda_turned &w, const uint8_t *scale, uint32_t row, uint8_t *memory)
+__device__ __forceinline__ turn_scale turn_find(const mok_cuda_turned &w, const uint8_t *scale, uint32_t row,
+                                                uint8_t *memory)
 {
     const uint32_t thread = threadIdx.x, r = row + thread;
     uint32_t *known = reinterpret_cast<uint32_t *>(memory + turn_known);
     if (thread < turn_tile) {
         const bool real = r < w.rows;
-        const uint32_t code = real ? __ldg(scale + static_cast<uint64_t>(r) * ((w.columns + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK)) : 0;
+        const uint32_t code =
+            real ? __ldg(scale + static_cast<uint64_t>(r) * ((w.columns + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK)) : 0;
         memory[turn_scales + thread] = static_cast<uint8_t>(code);
         const uint32_t largest = __reduce_max_sync(~0u, code == MOK_E8M0_NAN ? 0u : code);
         const uint32_t least = __reduce_min_sync(~0u, real ? code : 254u), most = __reduce_max_sync(~0u, code);
@@ -61,8 +64,8 @@ __device__ __forceinline__ uint32_t turn_codes(uint32_t codes, uint32_t own, uin
     float a, b, c, d;
     unpack_e4m3(codes, a, b);
     unpack_e4m3(codes >> 16, c, d);
-    return pack_e4m3(__fmul_rn(a, factor), __fmul_rn(b, factor)) |
-           pack_e4m3(__fmul_rn(c, factor), __fmul_rn(d, factor)) << 16;
+    return pack_e4m3(__fmul_rn(a, factor), __fmul_rn(b, factor)) | pack_e4m3(__fmul_rn(c, factor), __fmul_rn(d, factor))
+                                                                       << 16;
 }
 
 /* Four rows of four columns become four columns of four rows. */
@@ -95,9 +98,9 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t r = row + 4 * quad + i;
-        v[i] = r < w.rows && c < w.columns ?
-                   __ldcs(reinterpret_cast<const uint4 *>(from + static_cast<uint64_t>(r) * w.columns + c)) :
-                   make_uint4(0, 0, 0, 0);
+        v[i] = r < w.rows && c < w.columns
+                   ? __ldcs(reinterpret_cast<const uint4 *>(from + static_cast<uint64_t>(r) * w.columns + c))
+                   : make_uint4(0, 0, 0, 0);
     }
     const uint64_t scales = (w.columns + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK;
     const turn_scale s =
@@ -149,6 +152,6 @@ extern "C" int mok_cuda_launch_turn(const mok_cuda_turn_args *args, void *stream
                            ((w.columns + 2 * mok::turn_tile - 1) / (2 * mok::turn_tile));
         tiles = n > tiles ? n : tiles;
     }
-    return mok::launch(true, mok::turn_kernel, dim3(tiles, args->experts, 3), mok::turn_threads, mok::turn_bytes, stream,
-                       *args);
+    return mok::launch(true, mok::turn_kernel, dim3(tiles, args->experts, 3), mok::turn_threads, mok::turn_bytes,
+                       stream, *args);
 }

@@ -113,7 +113,7 @@ __device__ __forceinline__ bool mbar_try(uint32_t bar, uint32_t parity)
     return done != 0;
 }
 
-/* The same, at once: mbar_try may take its time where the phase has not ended. */
+/* The same, but never waits itself. */
 __device__ __forceinline__ bool mbar_test(uint32_t bar, uint32_t parity)
 {
     uint32_t done;

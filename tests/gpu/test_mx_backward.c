@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA engine's MXFP8 backward through the common interface: every gradient within the bound of a reference with E4M3
- * operands, in every context mode, ring and EP degree; bits that no setting changes; d_out quantised bit for bit; strange
- * values. Skipped where there is no GPU.
+ * The CUDA engine's MXFP8 backward through the common interface: every gradient within the bound of a reference with
+ * E4M3 operands, in every context mode, ring and EP degree; bits that no setting changes; d_out quantised bit for bit;
+ * strange values. Skipped where there is no GPU.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -98,7 +98,7 @@ static void layers_are_within_the_bound_of_e4m3_operands(void **state)
     };
 
     (void)state;
-    for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++)
+    for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i += FEWER(1, 2))
         for (size_t n = FEWER(0u, (i == 0 ? 2u : 0u)); n < FEWER(3u, (i == 0 ? 3u : 1u)); n++) {
             uint32_t tokens[DEVICE_MAX_RANKS];
             struct rng rng = { n + 1 };
@@ -128,9 +128,10 @@ static void weights_in_tiles_are_turned_exactly(void **state)
             p.down[i] = 0x3f80;
     }
     problem_quantise_weights(&p, 128);
-    check_layer("tiles", &p,
-                &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .tiles = true },
-                &p.tokens, 0);
+    check_layer(
+        "tiles", &p,
+        &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .tiles = true },
+        &p.tokens, 0);
     problem_free(&p);
 }
 
@@ -140,12 +141,13 @@ static void gradients_are_added_to_what_is_stored(void **state)
 
     (void)state;
     make(&p, 3);
-    check_layer("added", &p, &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX }, &p.tokens,
-                0.5f);
+    check_layer("added", &p, &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX },
+                &p.tokens, 0.5f);
     problem_free(&p);
 }
 
-static uint8_t *bits(const struct problem *p, const struct device_options *options, const uint32_t *tokens, size_t *ret_size)
+static uint8_t *bits(const struct problem *p, const struct device_options *options, const uint32_t *tokens,
+                     size_t *ret_size)
 {
     struct device_group group;
     uint8_t *bytes;
@@ -173,7 +175,8 @@ static void no_setting_changes_a_bit(void **state)
 
     (void)state;
     make(&p, 0);
-    want = bits(&p, &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX }, &p.tokens, &size);
+    want = bits(&p, &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX },
+                &p.tokens, &size);
     /* gradients of the shared expert, the last ones, are sums over a rank's own tokens */
     same = size - 3 * (size_t)p.shared_intermediate * p.hidden * 4;
     for (size_t i = FEWER(0, 3); i < count; i += FEWER(1, 8)) {
@@ -200,8 +203,8 @@ static void a_rank_without_tokens_takes_part(void **state)
     (void)state;
     make(&p, 3);
     check_layer("a rank without tokens", &p,
-                &(struct device_options){ .ranks = 2, .context_mode = MOK_CONTEXT_FULL, .precision = MX,
-                                          .flags = MOK_OPF_OVERWRITE_WGRAD },
+                &(struct device_options){
+                    .ranks = 2, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD },
                 tokens, 0);
     problem_free(&p);
 }
@@ -239,7 +242,8 @@ static void strange_values_stay_with_their_token(void **state)
     make(&p, 1);
     strange_rows(&p);
     run(&group, &p,
-        &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD },
+        &(struct device_options){
+            .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD },
         &p.tokens, 0);
     for (uint32_t t = 0; t < p.tokens; t++) {
         const uint8_t *at =
@@ -273,9 +277,12 @@ static void repeated_backwards_have_the_same_bits(void **state)
     size_t size;
 
     (void)state;
-    make(&p, 0);
+    make(&p, FEWER(0, 2));
     run(&group, &p,
-        &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .chaos_delay_us = 3,
+        &(struct device_options){ .ranks = 1,
+                                  .context_mode = MOK_CONTEXT_FULL,
+                                  .precision = MX,
+                                  .chaos_delay_us = 3,
                                   .flags = MOK_OPF_OVERWRITE_WGRAD },
         &p.tokens, 0);
     want = device_gradient_bytes(&group, &size);
@@ -294,7 +301,7 @@ static void repeated_backwards_have_the_same_bits(void **state)
 static void every_number_of_experts_is_right(void **state)
 {
     (void)state;
-    for (uint32_t experts = 1; experts <= 130; experts += FEWER(1, 129)) {
+    for (uint32_t experts = FEWER(1, 130); experts <= 130; experts++) {
         struct problem p;
         char name[40];
 
@@ -307,10 +314,11 @@ static void every_number_of_experts_is_right(void **state)
                                                     .seed = experts });
         problem_quantise_weights(&p, 128);
         snprintf(name, sizeof(name), "%u experts", experts);
-        check_layer(name, &p,
-                    &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX,
-                                              .flags = MOK_OPF_OVERWRITE_WGRAD },
-                    &p.tokens, 0);
+        check_layer(
+            name, &p,
+            &(struct device_options){
+                .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD },
+            &p.tokens, 0);
         problem_free(&p);
     }
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA engine's MXFP8 beside the host engine's: whole layers, between which only the order of sums lies, and h,
- * which is quantised in an epilogue, bit for bit from the gate and up that a context keeps. Skipped where there is no
- * GPU.
+ * The CUDA engine's MXFP8 beside the host engine's: whole layers, between which only the order of sums lies, and what is
+ * quantised in epilogues: h from the gate and up that a context keeps, d_a and d_b by what holds of any codes and scales.
+ * Skipped where there is no GPU.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -168,7 +168,7 @@ static void check_row(const struct problem *p, const struct kept *k, uint64_t ro
 static void h_is_quantised_as_the_rules_say(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++) {
+    for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i += FEWER(1, 2)) {
         struct mok_op_result result;
         struct device_group group;
         uint64_t rows = 0, ties = 0;
@@ -202,11 +202,90 @@ static void h_is_quantised_as_the_rules_say(void **state)
     }
 }
 
+/* One gradient of gate or up: codes, scales, and the values that weight gradients are made of. */
+struct turned {
+    const char *name;
+    uint8_t *code, *scale;
+    uint16_t *value;
+};
+
+static struct turned fetch_turned(const struct device_group *g, const char *name, uint64_t code, uint64_t scale,
+                                  uint64_t value)
+{
+    const struct mok_plan *plan = &g->plan[0];
+    const uint8_t *own = g->private_memory[0].at;
+    const uint64_t count = plan->ring_rows * plan->spec.intermediate;
+
+    return (struct turned){ name, copy_of(own + code, count),
+                            copy_of(own + scale, plan->ring_rows * mok_cuda_h_scale_bytes(plan)),
+                            copy_of(own + value, 2 * count) };
+}
+
+/* The 128 from `first` of a row: one scale, the smallest that holds them, and beside each code its value. */
+static void check_group(const struct turned *t, const struct problem *p, uint64_t row, uint32_t first,
+                        uint64_t scale_bytes)
+{
+    const uint8_t *scales = t->scale + row * scale_bytes + first / 32;
+    const uint32_t end = first + 128 < p->intermediate ? first + 128 : p->intermediate;
+    float largest = 0;
+
+    for (uint32_t i = first; i < end; i++) {
+        const uint8_t code = t->code[row * p->intermediate + i];
+        const float value = mok_mx_decode(code, scales[0]);
+        assert_int_equal(scales[(i - first) / 32], scales[0]);
+        if (mok_bf16_to_f32(t->value[row * p->intermediate + i]) != value)
+            fail_msg("%s, row %llu, column %u: code %#x of scale %u stands beside %#x", t->name,
+                     (unsigned long long)row, i, code, scales[0], t->value[row * p->intermediate + i]);
+        largest = fmaxf(largest, fabsf(mok_e4m3_to_f32(code)));
+    }
+    if (scales[0] != 0 && largest < 224) /* half of 448: with half the scale it would fit */
+        fail_msg("%s, row %llu, columns from %u: scale %u is larger than it must be", t->name, (unsigned long long)row,
+                 first, scales[0]);
+}
+
+static void gradients_of_gate_and_up_are_quantised_as_the_rules_say(void **state)
+{
+    (void)state;
+    for (size_t i = FEWER(0, 2); i < sizeof(layers) / sizeof(layers[0]); i++) {
+        struct mok_op_result result;
+        struct mok_cuda_layout layout;
+        struct device_group group;
+        struct problem p;
+
+        problem_make(&p, &layers[i]);
+        problem_quantise_weights(&p, 128);
+        device_group_open(&group, &p,
+                          &(struct device_options){ .ranks = 1, .precision = MX, .context_mode = MOK_CONTEXT_FULL },
+                          &p.tokens);
+        assert_int_equal(device_phase(&group, 0, MOK_PHASE_PREPARE).status, 0);
+        result = device_phase(&group, 0, MOK_PHASE_MAIN);
+        assert_int_equal(result.status, 0);
+        uint64_t rows[MOK_MAX_EXPERTS], padded = result.padded_rows;
+        memcpy(rows, result.expert_rows, p.experts * sizeof(rows[0]));
+        result.expert_rows = rows;
+        device_backward(&group, 0);
+        mok_cuda_layout_make(&group.plan[0], &layout);
+        struct turned all[] = { fetch_turned(&group, "d_a", layout.d_a_code, layout.d_a_scale, layout.d_a),
+                                fetch_turned(&group, "d_b", layout.d_b_code, layout.d_b_scale, layout.d_b) };
+        for (size_t t = 0; t < 2; t++) {
+            for (uint64_t row = 0; row < padded; row++)
+                for (uint32_t first = 0; is_real(&result, p.experts, row) && first < p.intermediate; first += 128)
+                    check_group(&all[t], &p, row, first, mok_cuda_h_scale_bytes(&group.plan[0]));
+            free(all[t].code);
+            free(all[t].scale);
+            free(all[t].value);
+        }
+        device_group_close(&group);
+        problem_free(&p);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forwards_are_the_host_engines_but_for_the_order_of_sums),
         cmocka_unit_test(h_is_quantised_as_the_rules_say),
+        cmocka_unit_test(gradients_of_gate_and_up_are_quantised_as_the_rules_say),
     };
 
     device_or_skip();

@@ -105,7 +105,7 @@ void mbar_invalidate(uint32_t bar);
 void mbar_arrive(uint32_t bar, uint32_t count, bool own);
 void mbar_expect(uint32_t bar, uint32_t bytes, bool arrive, bool own);
 bool mbar_try(uint32_t bar, uint32_t parity);
-bool mbar_test(uint32_t bar, uint32_t parity);
+bool mbar_test(uint32_t bar, uint32_t parity); /* does not wait */
 
 /* ---- asynchronous copies ---- */
 
