@@ -252,7 +252,7 @@ struct mx_backward_gather : slot_gather {
 
 __device__ void gather(const mok_cuda_mx_backward_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
-    mx_backward_gather g = { { p.mx, b, thread, lane, {} }, p };
+    mx_backward_gather g = { { { p.mx, b, thread, lane, {} } }, p };
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);

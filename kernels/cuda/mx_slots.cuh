@@ -18,78 +18,12 @@ namespace
  * become the scale that all columns of either half have in gather warp w's eyes, or 0. Behind them: where rows and
  * columns' scales begin.
  */
-constexpr uint32_t slot_bytes = 16, slot_columns = MOK_TILE_M * slot_bytes;
-constexpr uint32_t slot_stage_bytes = slot_columns + MOK_TILE_N * 4;
-constexpr uint32_t slot_offset = stage_offset + MOK_CONSUMER_WARPS * mx_warp_bytes;
-constexpr uint32_t slot_table = slot_offset + MOK_STAGES * slot_stage_bytes;
-constexpr uint32_t slot_column_table = slot_table + MOK_TILE_M * 8;
-static_assert(slot_column_table + MOK_TILE_N * 8 <= task_offset, "scales do not fit behind the results");
+constexpr uint32_t slot_bytes = mx_slot, slot_columns = mx_scale_columns, slot_stage_bytes = mx_scale_bytes,
+                   slot_offset = mx_scale_offset;
 
 /* ---- gather: rows of x, and everybody's scales ---- */
 
-struct slot_gather {
-    const mok_cuda_mx_args &p;
-    const block_view &b;
-    uint32_t thread, lane;
-    pipeline pipe;
-
-    /* The rows of this thread whose beginnings it notes: one of this warp's, and the one 64 below. */
-    __device__ uint32_t own_row() const
-    {
-        return lane / 4 * 8 + thread / 32 * 4 + lane % 4;
-    }
-    __device__ uint32_t table(uint32_t row) const
-    {
-        return b.smem + slot_table + 8 * row;
-    }
-    __device__ static void note(uint32_t to, const uint8_t *from)
-    {
-        const uint64_t at = reinterpret_cast<uint64_t>(from);
-        store_shared_4(to, static_cast<uint32_t>(at));
-        store_shared_4(to + 4, static_cast<uint32_t>(at >> 32));
-    }
-    __device__ static const uint8_t *noted(uint32_t to)
-    {
-        const uint2 at = load_shared_8(to);
-        return reinterpret_cast<const uint8_t *>(static_cast<uint64_t>(at.y) << 32 | at.x);
-    }
-    /* Where each row of the tile begins, for this warp's own use: rows whose number is 4 w.. 4 w + 3 beyond 8 i. */
-    template <class Place> __device__ void note_rows(const task &t, Place place) const
-    {
-        const uint32_t rows = max(b.rows(t), 1u), first = b.rows(t) ? b.row_first(t) : 0;
-        __syncwarp();
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t r = own_row() + 64 * i;
-            note(table(r), place(min(r, rows - 1) + first));
-        }
-        __syncwarp();
-    }
-    __device__ const uint8_t *row(uint32_t r) const
-    {
-        return noted(table(r));
-    }
-
-    /* Of a row of gate or up. */
-    __device__ uint32_t scales_of_row() const
-    {
-        return (p.common.hidden + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK;
-    }
-
-    /* Where the scales of this thread's four columns begin; the tile begins at `column`. */
-    __device__ void note_columns(const task &t, uint32_t column) const
-    {
-        const uint32_t count = scales_of_row();
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            /* columns past the edge multiply nothing that is stored */
-            const uint32_t r = min(column + i % 2 * 64 + thread, p.inter - 1);
-            const uint8_t *base = i < 2 ? p.gate_scale : p.up_scale;
-            note(b.smem + slot_column_table + 8 * (thread + 64 * i),
-                 base + (static_cast<uint64_t>(t.expert) * p.inter + r) * count);
-        }
-    }
-
+struct slot_gather : mx_gather {
     __device__ uint32_t scales(uint32_t stage) const
     {
         return b.smem + slot_offset + stage * slot_stage_bytes;
@@ -111,9 +45,9 @@ struct slot_gather {
         }
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            const uint8_t *at = noted(b.smem + slot_column_table + 8 * (thread + 64 * i)) + 4 * k;
+            const uint8_t *at = noted(b.smem + mx_column_offset + 8 * (thread + 64 * i)) + 4 * k;
             const uint32_t word = to + slot_columns + 4 * (thread + 64 * i);
-            if (scales_of_row() % 4 == 0)
+            if (scales_of_row<true>() % 4 == 0)
                 cp_async_4(word, at);
             else
                 store_shared_4(word, __ldg(at));
@@ -151,7 +85,7 @@ struct slot_gather {
         const uint32_t k_blocks = p.common.k_blocks;
         const uint32_t chunk = thread % 8, first = thread / 8;
         const uint32_t dst = b.smem + a_offset + first * 128 + ((chunk ^ (first % 8)) * 16);
-        note_columns(t, column);
+        note_columns<true>(t, column);
 #pragma unroll 1
         for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
             const uint32_t stage = pipe.stage();
