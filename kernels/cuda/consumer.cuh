@@ -48,9 +48,12 @@ struct consumer_base {
      * Before a task's first stage is waited for: where it is not there yet, what is pending goes out now. A stage may wait
      * for pulled rows, the pull for its turn behind a task that waits for what this warp has pending.
      */
-    __device__ void deliver_unless_ready()
+    template <bool AtOnce> __device__ void deliver_unless_ready()
     {
-        if (pending != nullptr && !__all_sync(~0u, mbar_try(b.full(pipe.stage()), pipe.phase())))
+        if (pending == nullptr)
+            return;
+        const uint32_t full = b.full(pipe.stage());
+        if (!__all_sync(~0u, AtOnce ? mbar_test(full, pipe.phase()) : mbar_try(full, pipe.phase())))
             deliver();
     }
 
@@ -59,7 +62,7 @@ struct consumer_base {
      * tile's rows are K, in blocks of 64 columns. Add: on top of what d holds; otherwise d starts from zero, and its first
      * product reads no register: a compiler that sees one read before it was written serialises the products.
      */
-    template <bool TransposedA = false, bool TransposedB = false, bool Add = false>
+    template <bool TransposedA = false, bool TransposedB = false, bool Add = false, bool AtOnce = false>
     __device__ __forceinline__ void multiply(float (&d)[128], uint32_t k_blocks)
     {
         constexpr uint32_t a_step = TransposedA ? 128 : 2, b_step = TransposedB ? 128 : 2; /* of 16 along K */
@@ -81,7 +84,7 @@ struct consumer_base {
                 wgmma_m64n256k16<TransposedA, TransposedB>(d, at + a_step * i, bt + b_step * i, true);
             wgmma_commit();
         };
-        deliver_unless_ready();
+        deliver_unless_ready<AtOnce>();
         block(!Add);
         deliver(); /* while the tensor cores are busy */
         pipe.n++;

@@ -202,6 +202,8 @@ static void fill_schedule(struct mok_engine_layer *l)
         .pull_done = (uint32_t *)(m + l->layout.pull_done),
         .row_src = (uint64_t *)(m + l->layout.row_src),
         .row_dst = (uint64_t *)(m + l->layout.row_dst),
+        .pulls = (struct mok_cuda_task *)(m + l->layout.pulls),
+        .row_pull = (uint64_t *)(m + l->layout.row_pull),
         .shared_y = spec->shared_intermediate ? m + l->layout.shared_y : NULL,
         .hidden_tiles = l->layout.hidden_tiles,
         .shared_hidden_tiles = l->layout.shared_hidden_tiles,
@@ -232,7 +234,12 @@ static void fill_main(struct mok_engine_layer *l)
         .pull_done = l->schedule.pull_done,
         .row_src = l->schedule.row_src,
         .row_dst = l->schedule.row_dst,
+        .pulls = l->schedule.pulls,
+        .row_pull = l->schedule.row_pull,
         .x_ring = { NULL, spec->ep > 1 ? m + l->layout.x : NULL },
+        .ring_bytes = spec->ep > 1 ? l->plan.ring_rows * l->schedule.x_row_bytes : 0,
+        .x_row_bytes = l->schedule.x_row_bytes,
+        .pull_clusters = spec->ep > 1 ? (uint32_t)mok_max_u64(l->plan.comm_units / MOK_CLUSTER, 1) : 0,
         .wait_limit_ns = MOK_CUDA_WAIT_LIMIT_NS,
         .hidden = spec->hidden,
         .k_blocks = (spec->hidden + MOK_TILE_K - 1) / MOK_TILE_K,
@@ -406,6 +413,11 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     s->report = l->engine->now->report;
     s->bad_id = l->engine->now->bad_id;
     const bool mx = mok_cuda_is_mx(l);
+    s->apart = spec->ep > 1 && !backward && !mx;
+    if (!backward)
+        keep_ring(l, args);
+    for (uint32_t i = 0; i < 2; i++)
+        s->x_ring[i] = l->main.common.x_ring[i];
     if (!mx)
         r = mok_cuda_launch_schedule(s, stream) == 0 ? 0 : -MOK_EDEVICE;
     else
@@ -414,7 +426,6 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
         return r;
     if (backward)
         return mok_cuda_backward_launch(l, args, stream);
-    keep_ring(l, args);
     if (args->context_mode != MOK_CONTEXT_NONE && save_context(l, args, stream) < 0)
         return -MOK_EDEVICE;
     if (mx)

@@ -11,6 +11,7 @@
 #include "mx.h"
 
 #define PART_ALIGN 1024u
+#define PULL_UNITS 16u
 
 static uint64_t place(uint64_t *at, uint64_t bytes)
 {
@@ -69,6 +70,7 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
     l->max_segments = units / l->units_per_chunk + 2 * local + l->max_macrobatches + 8;
     l->max_chunks = l->max_segments;
     units += l->max_segments;
+    l->max_pulls = spec->ep > 1 ? units : 0;
     l->max_runs = local + l->max_macrobatches + 1; /* a border cuts an expert; and the shared one */
     l->max_tasks = units * (1 + l->gate_up_tiles + l->hidden_tiles + l->down_tiles) +
                    mok_div_up(l->shared_rows, MOK_UNIT_ROWS) *
@@ -146,14 +148,17 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
     l.chunks = place(&at, (l.max_chunks + 1) * sizeof(struct mok_cuda_chunk));
     l.macrobatches = place(&at, (l.max_macrobatches + 1) * sizeof(struct mok_cuda_macrobatch));
     l.tasks = place(&at, l.max_tasks * sizeof(struct mok_cuda_task));
+    l.pulls = place(&at, l.max_pulls * sizeof(struct mok_cuda_task));
     l.hidden_done = place(&at, l.counters * sizeof(uint32_t));
     l.pull_done = place(&at, l.counters * sizeof(uint32_t));
     l.row_src = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
     l.row_dst = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
     l.h = place(&at, plan->ring_rows * h_bytes(plan));
     l.h_scale = place(&at, plan->ring_rows * mok_cuda_h_scale_bytes(plan));
-    if (spec->ep > 1)
+    if (spec->ep > 1) {
         l.x = place(&at, plan->ring_rows * mok_cuda_x_row_bytes(plan));
+        l.row_pull = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
+    }
     l.shared_h = place(&at, l.shared_rows * spec->shared_intermediate * 2);
     l.shared_y = place(&at, spec->shared_intermediate ? (uint64_t)spec->max_tokens * spec->hidden * 2 : 0);
     l.h_wide = is_mx(plan) ? place(&at, plan->ring_rows * spec->intermediate * 2) : l.h;
@@ -179,8 +184,10 @@ void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret)
 
 static struct mok_plan_choice comm_units(const struct mok_plan *plan)
 {
-    (void)plan;
-    return (struct mok_plan_choice){ 0, "rows are pulled by tasks that any block takes" };
+    if (plan->spec.ep == 1)
+        return (struct mok_plan_choice){ 0, "one rank has nothing to pull" };
+    return (struct mok_plan_choice){ mok_min_u64(PULL_UNITS, plan->device.units),
+                                     "they take what NVLink gives; when all is there they multiply, too" };
 }
 
 static uint32_t max_comm_units(const struct mok_plan *plan)

@@ -26,6 +26,7 @@ extern "C" {
  *   how     rows - 1 (8 bits) | type << 8 | single << 11 | shared << 12 | macrobatch << 13
  * A unit is up to 256 rows of one expert, 128 a block. `single`: at most 128 rows, so the two blocks take
  * neighbouring column tiles of the same rows instead.
+ * Where MOK_TASK_PULL is in a list of its own `what` is the first task of its macrobatch, for all before which it may wait.
  * MOK_TASK_WGRAD has no unit: row64 is the number of its run, ring64 its tile of 256 hidden columns, 128 a block, what
  * its tile of 256 intermediate columns, rows - 1 its matrix (enum mok_cuda_wgrad).
  */
@@ -68,7 +69,8 @@ struct mok_cuda_chunk {
     uint32_t macrobatch;
     uint32_t first_pull, first_gate_up, first_down;
     uint32_t d_hiddens, first_d_hidden;
-    uint32_t runs; /* that begin in it */
+    uint32_t runs;  /* that begin in it */
+    uint32_t begin; /* first task of its macrobatch */
 };
 
 /* Warps that end tasks of a macrobatch: how many will, and how many have. */
@@ -105,7 +107,9 @@ struct mok_cuda_head {
     uint32_t next_task; /* first one not taken yet */
     /* backward: runs, the shared expert's last; first tasks of those without rows, and of the shared expert's */
     uint32_t runs, first_empty_wgrad, first_shared_wgrad;
-    uint32_t pad[20];
+    uint32_t pulls, next_pull; /* of a list of their own */
+    uint32_t clusters;         /* that have started */
+    uint32_t pad[17];
 };
 
 /* A wait that did not end in time. */
@@ -162,9 +166,10 @@ struct mok_cuda_report {
 
 /* Offsets in bytes from the start of the private workspace. */
 struct mok_cuda_layout {
-    uint64_t head, segments, chunks, macrobatches, tasks;
+    uint64_t head, segments, chunks, macrobatches, tasks, pulls;
     uint64_t hidden_done, pull_done; /* u32 a 64-row block of padded rows, the shared expert's last */
     uint64_t row_src, row_dst;       /* u64 a padded row */
+    uint64_t row_pull;               /* u64 a padded row (ep > 1) */
     uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1); MXFP8: codes, rows of x */
     uint64_t h_scale;                /* MXFP8: E8M0 [ring_rows][4 a gate/up tile] */
     uint64_t shared_h, shared_y;
@@ -192,7 +197,7 @@ struct mok_cuda_layout {
     uint64_t padded_rows; /* routed rows, padded, at worst */
     uint64_t shared_rows; /* padded */
     uint64_t counters;    /* 64-row blocks */
-    uint64_t max_macrobatches, max_tasks, max_segments, max_chunks, max_runs;
+    uint64_t max_macrobatches, max_tasks, max_pulls, max_segments, max_chunks, max_runs;
     uint32_t units_per_chunk;
     uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
     uint32_t hidden_tiles, shared_hidden_tiles; /* of 256 intermediate columns */
@@ -238,6 +243,11 @@ struct mok_cuda_schedule_args {
     struct mok_cuda_task *tasks;
     uint32_t *hidden_done, *pull_done;
     uint64_t *row_src, *row_dst;
+    /* A BF16 forward of several ranks: pulls are a list of their own, and a token is pulled once a macrobatch. */
+    uint32_t apart;
+    struct mok_cuda_task *pulls;
+    uint64_t *row_pull; /* where a row is fetched from; 0: it is of this rank, or an earlier one of the macrobatch brings its token */
+    void *x_ring[2];    /* of macrobatch 0, of the others */
     const void *shared_x;
     void *shared_y;
     struct mok_cuda_report *report;
@@ -275,6 +285,12 @@ struct mok_cuda_common {
     struct mok_cuda_macrobatch *macrobatches;
     const struct mok_cuda_task *tasks;
     uint32_t *hidden_done, *pull_done;
+    /* a BF16 forward, see above; pull_done counts a cluster's warps there, for 64 rows each */
+    const struct mok_cuda_task *pulls;
+    const uint64_t *row_pull;
+    uint64_t ring_bytes;    /* of x_ring; 0 with ep = 1 */
+    uint32_t x_row_bytes;
+    uint32_t pull_clusters; /* so many take pulls first */
     uint64_t *row_src; /* where a padded row comes from, bit 0: another rank; a backward names its place in the ring there */
     const uint64_t *row_dst;
     void *x_ring[2]; /* of macrobatch 0 (in the context when that is kept), of the others; NULL with ep = 1 */

@@ -72,7 +72,7 @@ struct loader_base {
     }
 };
 
-/* A forward's tasks, by a Loader that knows where its tiles lie: gate_up, down, and how many column tiles make h. */
+/* A forward's tasks, by a Loader that knows where its tiles lie: pull, gate_up, down, and how many column tiles make h. */
 template <class Loader> __device__ __forceinline__ void load_forward(Loader &l, uint32_t lane)
 {
     for (uint32_t n = 0;; n++) {
@@ -80,11 +80,13 @@ template <class Loader> __device__ __forceinline__ void load_forward(Loader &l, 
         task t = decode(v);
         if (t.type == MOK_TASK_END)
             return;
+        if (t.type == MOK_TASK_PULL) {
+            l.pull(t, lane);
+            continue;
+        }
         if (lane != 0)
             continue;
-        if (t.type == MOK_TASK_PULL) {
-            l.request(1, 1);
-        } else if (t.type == MOK_TASK_GATE_UP) {
+        if (t.type == MOK_TASK_GATE_UP) {
             l.gate_up(t);
         } else {
             if (l.b.rows(t) > 0) {

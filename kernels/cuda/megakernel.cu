@@ -10,6 +10,7 @@
 #include "gather.cuh"
 #include "launch.cuh"
 #include "loader.cuh"
+#include "transfer.cuh"
 
 namespace mok
 {
@@ -20,6 +21,11 @@ namespace
 
 struct forward_loader : loader_base {
     const mok_cuda_main_args &p;
+
+    __device__ void pull(const task &t, uint32_t lane)
+    {
+        fetch_rows(*this, t, all.row_pull, all.x_row_bytes, lane);
+    }
 
     __device__ void gate_up(const task &t)
     {
@@ -50,14 +56,18 @@ __device__ void load(const mok_cuda_main_args &p, const block_view &b, uint32_t 
 __device__ void gather(const mok_cuda_main_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
     pipeline pipe;
+    pulled_rows known;
+    const uint32_t macrobatches = __ldcg(&p.common.head->macrobatches);
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
         if (t.type == MOK_TASK_END)
             return;
-        if (t.type == MOK_TASK_GATE_UP) {
-            gather_wait(p.common, b, t, v);
-            gather_tile(p.common, b, t, p.common.row_src, p.common.x_ring[t.macrobatch > 0], pipe, thread, lane);
+        if (t.type == MOK_TASK_PULL) {
+            follow_rows(b, pipe, t, p.common.row_pull, p.common.x_row_bytes, lane);
+        } else if (t.type == MOK_TASK_GATE_UP) {
+            gather_tile_where(p.common, b, t, v, p.common.row_src, p.common.x_ring[t.macrobatch > 0],
+                        t.macrobatch + 1 == macrobatches, known, pipe, thread, lane);
         } else if (t.type == MOK_TASK_DOWN) {
             gather_follow(b, pipe, p.set[t.shared].k_blocks, lane);
         }
@@ -97,17 +107,6 @@ struct forward_consumer : consumer_base {
         });
     }
 
-    __device__ void pull(const task &t, uint4 v)
-    {
-        if (t.macrobatch + 1 < macrobatches) {
-            const mok_cuda_macrobatch *before = all.macrobatches + t.macrobatch + 1;
-            wait_counter(all, &before->gate_up_done, __ldcg(&before->gate_up_warps), MOK_WAIT_RING_X, v);
-            __syncwarp();
-        }
-        pull_rows(t, all.row_src, all.x_ring[t.macrobatch > 0]);
-        pulled(t);
-    }
-
     __device__ void run()
     {
         macrobatches = __ldcg(&all.head->macrobatches);
@@ -119,7 +118,7 @@ struct forward_consumer : consumer_base {
             if (t.type == MOK_TASK_END)
                 break;
             if (t.type == MOK_TASK_PULL) {
-                pull(t, v);
+                pull_forward(*this, t, v);
                 continue;
             }
             float d[128]; /* of this task alone: a task's first product does not read it */
@@ -129,7 +128,7 @@ struct forward_consumer : consumer_base {
                 to = reinterpret_cast<void *>(__ldg(all.row_dst + static_cast<uint64_t>(t.row64) * 64 + my_row(t)));
             uint32_t k_blocks = is_down ? p.set[t.shared].k_blocks : all.k_blocks;
             if (active)
-                multiply(d, k_blocks);
+                multiply<false, false, false, true>(d, k_blocks);
             else
                 skip(k_blocks);
             if (macrobatches > 1 && !t.shared && lane == 0) /* someone waits for the ring's rows */
@@ -153,7 +152,7 @@ struct forward_consumer : consumer_base {
 __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREADS, 1)
     main_kernel(const __grid_constant__ mok_cuda_main_args p)
 {
-    run_block<forward_consumer>(p);
+    run_block<forward_consumer, MOK_CONSUMER_REGISTERS, MOK_PRODUCER_REGISTERS, apart_hand_out>(p);
 }
 
 } // namespace

@@ -79,6 +79,12 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
 struct mx_loader : loader_base {
     const mok_cuda_mx_args &p;
 
+    __device__ void pull(const task &, uint32_t lane)
+    {
+        if (lane == 0)
+            request(1, 1);
+    }
+
     __device__ void gate_up(const task &t)
     {
         gate_up_tile<MOK_TILE_N / 2>(t, p.gate, p.up, p.tiles);

@@ -199,20 +199,95 @@ __device__ uint32_t mark(const mok_cuda_common &p, uint32_t before, uint4 v)
     return place;
 }
 
-__device__ void schedule(const mok_cuda_common &p, const block_view &b)
-{
-    uint32_t marked = ~0u;
-    const uint32_t tasks = __ldcg(&p.head->tasks), most = blockIdx.x < p.retiring_blocks ? p.retire_after : ~0u;
-    for (uint32_t n = 0, done = 0;; n++) {
-        uint32_t slot = n & 1u;
-        if (n > 0)
-            mbar_wait(b.bar(bar_request), (n - 1) & 1u);
+/* Chooses a cluster's tasks where there is one list of them. */
+struct hand_out {
+    const mok_cuda_common &p;
+    uint32_t tasks, most, done = 0;
+
+    __device__ explicit hand_out(const mok_cuda_common &common) : p(common)
+    {
+        tasks = __ldcg(&p.head->tasks);
+        most = blockIdx.x < p.retiring_blocks ? p.retire_after : ~0u;
+    }
+
+    __device__ uint4 next()
+    {
         uint32_t id = done < most ? atomicAdd(&p.head->next_task, 1u) : tasks; /* retires: what it has taken, it ends */
         uint4 v = make_uint4(0, 0, 0, 0);
         if (id < tasks && load_acquire(p.abort_word) == 0) {
             v = __ldcg(reinterpret_cast<const uint4 *>(p.tasks) + id);
             chaos(p, id);
+            done += p.work[decode(v).type];
         }
+        return v;
+    }
+};
+
+/*
+ * Chooses a cluster's tasks where pulls are a list of their own. The clusters that start first take pulls before all else; the others never do. Each list is
+ * taken in order. A task of the one list waits for earlier tasks of its own, a gate/up also for pulls, and a pull for tasks
+ * of the macrobatch before it: while those have not all been taken, a cluster with a pull in hand takes tasks, too, up to
+ * the first that its pull may have to be ahead of. So any number of clusters comes to the end.
+ */
+struct apart_hand_out {
+    const mok_cuda_common &p;
+    uint32_t tasks, pulls, most;
+    uint32_t done = 0;
+    uint32_t pull;        /* in hand; `pulls` and more: none, and none will be */
+    uint32_t later = ~0u; /* a task in hand that must come behind pulls */
+
+    __device__ explicit apart_hand_out(const mok_cuda_common &common) : p(common)
+    {
+        tasks = __ldcg(&p.head->tasks);
+        pulls = p.pull_clusters != 0 ? __ldcg(&p.head->pulls) : 0;
+        most = blockIdx.x < p.retiring_blocks ? p.retire_after : ~0u;
+        pull = pulls;
+        if (pulls != 0 && atomicAdd(&p.head->clusters, 1u) < p.pull_clusters)
+            pull = atomicAdd(&p.head->next_pull, 1u);
+    }
+
+    __device__ uint4 take_pull(uint4 v)
+    {
+        chaos(p, tasks + pull);
+        pull = atomicAdd(&p.head->next_pull, 1u);
+        return v;
+    }
+
+    __device__ uint4 next()
+    {
+        if (load_acquire(p.abort_word) != 0)
+            return make_uint4(0, 0, 0, 0);
+        uint4 v = make_uint4(0, 0, 0, 0);
+        const bool has_pull = pull < pulls;
+        if (has_pull) {
+            v = __ldcg(reinterpret_cast<const uint4 *>(p.pulls) + pull);
+            if (later >= v.z && v.z <= load_acquire(&p.head->next_task)) /* what it waits for has been taken, and begun */
+                return take_pull(v);
+        }
+        if (later == ~0u) /* a cluster that retires ends what it has taken */
+            later = done < most || has_pull ? atomicAdd(&p.head->next_task, 1u) : tasks;
+        if (has_pull && later >= v.z)
+            return take_pull(v);
+        const uint32_t id = later;
+        later = ~0u;
+        if (id >= tasks)
+            return make_uint4(0, 0, 0, 0);
+        chaos(p, id);
+        v = __ldcg(reinterpret_cast<const uint4 *>(p.tasks) + id);
+        done += p.work[decode(v).type];
+        return v;
+    }
+};
+
+template <class HandOut> __device__ void schedule(const mok_cuda_common &p, const block_view &b)
+{
+    uint32_t marked = ~0u;
+    HandOut tasks(p);
+    for (uint32_t n = 0;; n++) {
+        uint32_t slot = n & 1u;
+        if (n > 0)
+            mbar_wait(b.bar(bar_request), (n - 1) & 1u);
+        const uint4 v = tasks.next();
         mbar_wait(b.bar(bar_task_empty + slot), (n >> 1 & 1u) ^ 1u);
         for (uint32_t r = 0; r < MOK_CLUSTER; r++) {
             uint32_t bar = cluster_address(b.bar(bar_task_full + slot), r);
@@ -227,7 +302,6 @@ __device__ void schedule(const mok_cuda_common &p, const block_view &b)
         }
         if (type == MOK_TASK_END)
             return;
-        done += p.work[type];
     }
 }
 
@@ -255,7 +329,7 @@ __device__ void init_barriers(const block_view &b)
  * arguments, and its Consumer.
  */
 template <class Consumer, int ConsumerRegisters = MOK_CONSUMER_REGISTERS, int ProducerRegisters = MOK_PRODUCER_REGISTERS,
-          class Arguments>
+          class HandOut = hand_out, class Arguments>
 __device__ __forceinline__ void run_block(const Arguments &p)
 {
     const block_view b = { smem_address(dynamic_shared()), cluster_rank() };
@@ -276,7 +350,7 @@ __device__ __forceinline__ void run_block(const Arguments &p)
             load(p, b, lane);
         } else if (role == 1) {
             if (b.rank == 0 && lane == 0)
-                schedule(p.common, b);
+                schedule<HandOut>(p.common, b);
         } else {
             gather(p, b, (role - 2) * 32 + lane, lane);
         }

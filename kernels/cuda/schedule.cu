@@ -110,10 +110,13 @@ __device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a,
 }
 
 constexpr uint32_t few_experts = 128; /* up to here the warps of a block find their places at once, beyond in turns */
+constexpr uint32_t own_experts = 512; /* beyond, a macrobatch does not begin with what need not be pulled */
 constexpr uint32_t near_chunks = 512; /* kept on the chip while the order is made; the others cost trips to memory */
 
 struct scan_shared {
     uint32_t count[MOK_MAX_EXPERTS]; /* of this block's slots; read by the other blocks */
+    /* where own_first(): of those, of ranks before this one, and of this rank; of all slots the same */
+    uint32_t count_own[2][own_experts], own[2][own_experts];
     uint32_t rows[MOK_MAX_EXPERTS];  /* of all slots */
     uint32_t next[MOK_MAX_EXPERTS];  /* the padded row that this block writes next, less 64 row64[] */
     uint32_t row64[MOK_MAX_EXPERTS + 1];
@@ -126,11 +129,17 @@ struct scan_shared {
     uint16_t chunk[MOK_MAX_EXPERTS];
     uint16_t chunk_first[MOK_MAX_EXPERTS + 1]; /* expert */
     uint32_t chunks;
+    uint32_t far[threads]; /* rows of a round's slots, as far as they are of other ranks; ~0 */
 };
 
 __device__ __forceinline__ mok_cuda_chunk &chunk_at(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t i)
 {
     return i < near_chunks ? s.near[i] : a.chunks[i];
+}
+
+__device__ __forceinline__ bool own_first(const mok_cuda_schedule_args &a)
+{
+    return a.apart && a.local_experts <= own_experts;
 }
 
 __device__ uint32_t tasks_of(uint32_t rows, uint32_t tiles)
@@ -263,15 +272,31 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
     return chunks;
 }
 
+/* Nothing is taken yet. */
+__device__ __forceinline__ void begin_lists(const mok_cuda_schedule_args &a, uint32_t pulls)
+{
+    a.head->pulls = pulls;
+    a.head->next_task = a.head->next_pull = a.head->clusters = 0;
+}
+
+/* Where pulls are apart: gives a chunk its place behind `pulls` others, and says with which task its macrobatch begins. Returns its own pulls. */
+__device__ __forceinline__ uint32_t begin_pulls(mok_cuda_chunk &c, uint32_t pulls, uint32_t begin)
+{
+    c.first_pull = pulls;
+    c.begin = begin;
+    return c.pulls;
+}
+
 /*
  * Task order: macrobatches from last to first; inside one, chunk i + 1 is fetched before chunk i's gate/up, and chunk
  * i's down comes after chunk i + 1's gate/up, so that a task that waits finds the work it waits for well under way.
+ * Where pulls are apart they have a list of their own, in the same order.
  * The shared expert goes first and covers the first fetch. One thread.
  */
 __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t chunks)
 {
     bool shared_left = a.shared_tokens > 0;
-    uint32_t next = 0;
+    uint32_t next = 0, pulls = 0;
     mok_cuda_chunk shared = {};
     shared.gate_ups = tasks_of(a.shared_tokens, a.shared_gate_up_tiles);
     shared.downs = tasks_of(a.shared_tokens, a.down_tiles);
@@ -283,13 +308,17 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
         uint32_t macrobatch = chunk_at(a, s, end - 1).macrobatch, gate_ups = 0, downs = 0;
         for (begin = end - 1; begin > 0 && chunk_at(a, s, begin - 1).macrobatch == macrobatch;)
             begin--;
-        chunk_at(a, s, begin).first_pull = take(chunk_at(a, s, begin).pulls);
+        const uint32_t first = next;
+        if (!a.apart)
+            chunk_at(a, s, begin).first_pull = take(chunk_at(a, s, begin).pulls);
         if (shared_left)
             shared.first_gate_up = take(shared.gate_ups);
         for (uint32_t i = begin; i <= end; i++) {
-            if (i + 1 < end)
+            if (i + 1 < end && !a.apart)
                 chunk_at(a, s, i + 1).first_pull = take(chunk_at(a, s, i + 1).pulls);
             if (i < end) {
+                if (a.apart)
+                    pulls += begin_pulls(chunk_at(a, s, i), pulls, first);
                 gate_ups += chunk_at(a, s, i).gate_ups;
                 chunk_at(a, s, i).first_gate_up = take(chunk_at(a, s, i).gate_ups);
             }
@@ -313,7 +342,7 @@ __device__ void order_tasks(const mok_cuda_schedule_args &a, scan_shared &s, uin
         a.chunks[i] = s.near[i];
     a.head->tasks = next;
     a.head->macrobatches = chunks ? chunk_at(a, s, chunks - 1).macrobatch + 1 : 0;
-    a.head->next_task = 0;
+    begin_lists(a, pulls);
 }
 
 /* Tasks of a list that has a kernel to itself. */
@@ -414,7 +443,7 @@ __device__ void order_backward(const mok_cuda_schedule_args &a, scan_shared &s, 
         take(wgrads_of(a, true));
     a.head->tasks = next;
     a.head->macrobatches = macrobatches;
-    a.head->next_task = 0;
+    begin_lists(a, 0);
 }
 
 /*
@@ -467,16 +496,19 @@ __device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s)
     /* tasks before chunk c, of each kind; see order_tasks for what comes after what */
     const uint32_t n = s.chunks;
     auto first_of = [&](uint32_t c) { return (uint32_t)s.chunk_first[min(c, n)]; };
+    auto pulls_before = [&](uint32_t c) { return a.apart ? 0 : s.units[first_of(c)]; }; /* in the one list */
     const uint32_t shared_gate_ups = a.shared_tokens ? tasks_of(a.shared_tokens, a.shared_gate_up_tiles) : 0;
     const uint32_t shared_downs = a.shared_tokens ? tasks_of(a.shared_tokens, a.down_tiles) : 0;
     for (uint32_t c = threadIdx.x; c < n; c += threads) {
         mok_cuda_chunk k = {};
-        if (c > 0)
+        if (a.apart)
+            k.first_pull = s.units[first_of(c)];
+        else if (c > 0)
             k.first_pull = s.units[first_of(c)] + s.gate_ups[first_of(c - 1)] + s.downs[first_of(c > 2 ? c - 2 : 0)] +
                            shared_gate_ups + (c > 1 ? shared_downs : 0);
-        k.first_gate_up = s.units[first_of(c + 2)] + s.gate_ups[first_of(c)] + s.downs[first_of(c > 1 ? c - 1 : 0)] +
+        k.first_gate_up = pulls_before(c + 2) + s.gate_ups[first_of(c)] + s.downs[first_of(c > 1 ? c - 1 : 0)] +
                           shared_gate_ups + (c > 0 ? shared_downs : 0);
-        k.first_down = s.units[first_of(c + 3)] + s.gate_ups[first_of(c + 2)] + s.downs[first_of(c)] + shared_gate_ups +
+        k.first_down = pulls_before(c + 3) + s.gate_ups[first_of(c + 2)] + s.downs[first_of(c)] + shared_gate_ups +
                        shared_downs;
         a.chunks[c] = k;
     }
@@ -484,17 +516,17 @@ __device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s)
         uint32_t segments = s.live[experts];
         constexpr uint32_t warps = MOK_CONSUMER_WARPS * MOK_CLUSTER;
         mok_cuda_chunk shared = {};
-        shared.first_gate_up = s.units[first_of(1)];
-        shared.first_down = s.units[first_of(2)] + s.gate_ups[first_of(1)] + shared_gate_ups;
+        shared.first_gate_up = pulls_before(1);
+        shared.first_down = pulls_before(2) + s.gate_ups[first_of(1)] + shared_gate_ups;
         a.chunks[n] = shared;
         if (a.shared_tokens > 0)
             a.segments[segments++] = { a.shared_row64, 0, a.shared_tokens, 1u << 31, 0, n, 0, 0, 0, 0 };
         a.macrobatches[0] = { s.gate_ups[experts] * warps, s.downs[experts] * warps };
         a.head->segments = segments;
-        a.head->tasks = s.units[experts] + s.gate_ups[experts] + s.downs[experts] + shared_gate_ups + shared_downs;
+        a.head->tasks = pulls_before(n) + s.gate_ups[experts] + s.downs[experts] + shared_gate_ups + shared_downs;
         a.head->macrobatches = n ? 1 : 0;
         a.head->padded_rows = (uint64_t)padded64 * 64;
-        a.head->next_task = 0;
+        begin_lists(a, a.apart ? s.units[experts] : 0);
     }
     return true;
 }
@@ -504,14 +536,22 @@ __device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uin
 {
     for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
         s.count[e] = 0;
+    if (own_first(a))
+        for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
+            s.count_own[0][e] = s.count_own[1][e] = 0;
     __syncthreads();
     slot_walk walk = { 0 };
     for (uint64_t f0 = begin; f0 < end; f0 += threads) {
         uint64_t f = f0 + threadIdx.x;
         int32_t e = f < end ? local_expert(a, walk.find(a, f), f) : -1;
-        uint32_t peers = __match_any_sync(~0u, e); /* one addition for all of a warp: experts are few */
-        if (e >= 0 && (peers & ((1u << threadIdx.x % 32) - 1)) == 0)
-            atomicAdd(&s.count[e], (uint32_t)__popc(peers));
+        const uint32_t whose = walk.rank < a.rank ? 0 : walk.rank == a.rank ? 1 : 2;
+        /* one addition for all of a warp: experts are few */
+        uint32_t peers = __match_any_sync(~0u, e < 0 ? -1 : e * 4 + (int32_t)whose);
+        if (e < 0 || (peers & ((1u << threadIdx.x % 32) - 1)) != 0)
+            continue;
+        atomicAdd(&s.count[e], (uint32_t)__popc(peers));
+        if (own_first(a) && whose < 2)
+            atomicAdd(&s.count_own[whose][e], (uint32_t)__popc(peers));
     }
 }
 
@@ -527,6 +567,11 @@ __device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uin
         }
         s.next[e] = before;
         s.rows[e] = rows;
+        for (uint32_t i = 0; i < 2 && own_first(a); i++) {
+            s.own[i][e] = 0;
+            for (uint32_t b = 0; b < cluster_blocks; b++)
+                s.own[i][e] += mok::load_cluster(mok::cluster_address(mok::smem_address(&s.count_own[i][e]), b));
+        }
         if (block == 0)
             a.report->expert_rows[e] = rows;
     }
@@ -549,40 +594,102 @@ __device__ void find_task(uint32_t i, uint32_t pairs, uint32_t single, uint32_t 
     column = 2 * j + (is_single ? 0 : r / pairs);
 }
 
-/* One warp writes a segment's tasks. */
-__device__ void fill_segment(const mok_cuda_schedule_args &a, const mok_cuda_segment &g, uint32_t lane)
+__device__ __forceinline__ uint32_t pairs_of(uint32_t rows)
 {
+    const uint32_t tail = rows % MOK_UNIT_ROWS;
+    return rows / MOK_UNIT_ROWS + (tail > MOK_TILE_M);
+}
+
+/* Units of a segment, two tiles each, that have rows of this rank's own tokens only. */
+struct own_units {
+    uint32_t first, count;
+};
+
+__device__ own_units find_own(const scan_shared &s, const mok_cuda_segment &g)
+{
+    const uint32_t e = g.expert, skip = (g.row64 - s.row64[e]) * 64; /* rows of the expert before this segment */
+    const uint32_t begin = max(s.own[0][e], skip) - skip, last = s.own[0][e] + s.own[1][e];
+    const uint32_t end = min(max(last, skip) - skip, g.rows);
+    const uint32_t first = div_up(begin, MOK_UNIT_ROWS), units = end == g.rows ? pairs_of(end) : end / MOK_UNIT_ROWS;
+    return { first, first < units ? units - first : 0 };
+}
+
+/* The same over a chunk, one warp: units of the segments before this one, and of all. */
+struct own_of_chunk {
+    uint32_t before, all;
+};
+
+__device__ own_of_chunk find_own_of_chunk(const mok_cuda_schedule_args &a, const scan_shared &s, uint32_t segment,
+                                          uint32_t lane)
+{
+    const uint32_t chunk = a.segments[segment].chunk;
+    auto walk = [&](bool back) {
+        uint32_t units = 0, here = 32;
+        for (uint32_t far = 0; here == 32; far += 32) {
+            const uint32_t i = back ? segment - 1 - far - lane : segment + far + lane; /* past the first: beyond all */
+            mok_cuda_segment g = {};
+            if (i < a.head->segments)
+                g = a.segments[i];
+            const bool in = i < a.head->segments && g.chunk == chunk;
+            units += __reduce_add_sync(~0u, in ? find_own(s, g).count : 0);
+            here = __popc(__ballot_sync(~0u, in));
+        }
+        return units;
+    };
+    const uint32_t before = walk(true);
+    return { before, before + walk(false) };
+}
+
+/* One warp writes a segment's tasks. */
+__device__ void fill_segment(const mok_cuda_schedule_args &a, const scan_shared &s, uint32_t index, uint32_t lane)
+{
+    const mok_cuda_segment g = a.segments[index];
     const bool shared = g.expert >> 31;
     const uint32_t expert = g.expert & 0x7fffffffu, tail = g.rows % MOK_UNIT_ROWS;
     const uint32_t single = tail != 0 && tail <= MOK_TILE_M;
-    const uint32_t units = div_up(g.rows, MOK_UNIT_ROWS), pairs = units - single;
+    const uint32_t units = div_up(g.rows, MOK_UNIT_ROWS), pairs = pairs_of(g.rows);
     const mok_cuda_chunk at = a.chunks[g.chunk];
-    auto put = [&](uint32_t index, mok_cuda_task_type type, uint32_t unit, uint32_t column, bool is_single) {
+    auto make = [&](mok_cuda_task_type type, uint32_t unit, uint32_t what, bool is_single) -> mok_cuda_task {
         uint32_t rows = min(MOK_UNIT_ROWS, g.rows - unit * MOK_UNIT_ROWS);
         uint32_t skip = unit * (MOK_UNIT_ROWS / 64);
-        mok_cuda_task t = { g.row64 + skip, g.ring64 + skip, column | expert << 16,
-                            (rows - 1) | (uint32_t)type << MOK_TASK_TYPE_BIT |
-                                (uint32_t)is_single << MOK_TASK_SINGLE_BIT | (uint32_t)shared << MOK_TASK_SHARED_BIT |
-                                g.macrobatch << MOK_TASK_MACROBATCH_BIT };
-        a.tasks[index] = t;
+        return { g.row64 + skip, g.ring64 + skip, what,
+                 (rows - 1) | (uint32_t)type << MOK_TASK_TYPE_BIT | (uint32_t)is_single << MOK_TASK_SINGLE_BIT |
+                     (uint32_t)shared << MOK_TASK_SHARED_BIT | g.macrobatch << MOK_TASK_MACROBATCH_BIT };
     };
     if (a.ep > 1 && !shared)
         for (uint32_t i = lane; i < units; i += 32)
-            put(at.first_pull + g.pull + i, MOK_TASK_PULL, i, 0, i >= pairs);
-    auto put_tiles = [&](uint32_t first, mok_cuda_task_type type, uint32_t tiles) {
+            (a.apart ? a.pulls : a.tasks)[at.first_pull + g.pull + i] =
+                make(MOK_TASK_PULL, i, a.apart ? at.begin : 0, i >= pairs);
+    /* `chunk`: its first task of the type; `before`: those of segments before this one */
+    auto put_tiles = [&](uint32_t chunk, uint32_t before, mok_cuda_task_type type, uint32_t tiles) {
         const uint32_t count = pairs * tiles + single * div_up(tiles, 2);
+        own_units own = {};
+        own_of_chunk own_all = {};
+        if (own_first(a) && !shared && chunk == at.begin) { /* a macrobatch begins with what need not be pulled */
+            own = find_own(s, g);
+            own_all = find_own_of_chunk(a, s, index, lane);
+        }
+        const uint32_t own_tasks = own.count * tiles, own_first = chunk + own_all.before * tiles;
+        const uint32_t first = chunk + before + (own_all.all - own_all.before) * tiles;
         for (uint32_t i = lane; i < count; i += 32) {
             uint32_t unit, column;
             bool is_single;
-            find_task(i, pairs, single, tiles, unit, column, is_single);
-            put(first + i, type, unit, column, is_single);
+            if (i < own_tasks) {
+                find_task(i, own.count, 0, tiles, unit, column, is_single);
+                unit += own.first;
+            } else {
+                find_task(i - own_tasks, pairs - own.count, single, tiles, unit, column, is_single);
+                unit += unit >= own.first ? own.count : 0;
+            }
+            a.tasks[i < own_tasks ? own_first + i : first + i - own_tasks] =
+                make(type, unit, column | expert << 16, is_single);
         }
     };
     if (shared || !a.kept || g.macrobatch > 0)
-        put_tiles(at.first_gate_up + g.gate_up, MOK_TASK_GATE_UP, shared ? a.shared_gate_up_tiles : a.gate_up_tiles);
+        put_tiles(at.first_gate_up, g.gate_up, MOK_TASK_GATE_UP, shared ? a.shared_gate_up_tiles : a.gate_up_tiles);
     if (a.backward)
-        put_tiles(at.first_d_hidden + g.d_hidden, MOK_TASK_D_HIDDEN, shared ? a.shared_hidden_tiles : a.hidden_tiles);
-    put_tiles(at.first_down + g.down, a.backward ? MOK_TASK_D_INPUT : MOK_TASK_DOWN, a.down_tiles);
+        put_tiles(at.first_d_hidden, g.d_hidden, MOK_TASK_D_HIDDEN, shared ? a.shared_hidden_tiles : a.hidden_tiles);
+    put_tiles(at.first_down, g.down, a.backward ? MOK_TASK_D_INPUT : MOK_TASK_DOWN, a.down_tiles);
     if (shared)
         for (uint32_t t = lane; t < g.rows; t += 32) {
             uint64_t row = (uint64_t)g.row64 * 64 + t;
@@ -665,26 +772,62 @@ __device__ uint32_t place_many(scan_shared &s, int32_t e, uint32_t peers, uint32
     return first + before;
 }
 
-/* Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. */
+/* Where a row of another rank is, and where from. */
+struct far_row {
+    uint64_t place; /* in the ring */
+    uint32_t ring;  /* of macrobatch 0, or of the others */
+    bool fetched;   /* by itself; otherwise an earlier row of the macrobatch brings its token */
+};
+
+/* All threads; row: of another rank's slot, or ~0. A round has all slots of a token beside each other. */
+__device__ far_row find_far_row(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t row)
+{
+    __syncthreads(); /* the round before has read */
+    s.far[threadIdx.x] = row;
+    __syncthreads();
+    if (row == ~0u)
+        return {};
+    const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), macrobatch = row / 64 / ring64;
+    const uint32_t begin = macrobatch * ring64 * 64, token = threadIdx.x / a.topk * a.topk;
+    uint32_t first = row;
+    for (uint32_t k = 0; k < a.topk; k++)
+        first = s.far[token + k] >= begin ? min(first, s.far[token + k]) : first;
+    return { (uint64_t)(first - begin), macrobatch > 0, first == row };
+}
+
+/*
+ * Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. Where pulls are apart a source
+ * is where the row lies then, and another table says where from it is pulled.
+ */
 __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end)
 {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t lane = threadIdx.x % 32, round = a.apart ? threads / a.topk * a.topk : threads;
     slot_walk walk = { 0 };
-    for (uint64_t f0 = begin; f0 < end; f0 += threads) {
+    for (uint64_t f0 = begin; f0 < end; f0 += round) {
         uint64_t f = f0 + threadIdx.x;
         uint32_t rank = 0;
         int32_t e = -1;
-        if (f < end) {
+        if (f < end && threadIdx.x < round) {
             rank = walk.find(a, f);
             e = local_expert(a, rank, f);
         }
         uint32_t peers = __match_any_sync(~0u, e), before = __popc(peers & ((1u << lane) - 1));
         uint32_t place =
             a.local_experts <= few_experts ? place_few(a, s, e, peers, before) : place_many(s, e, peers, before);
+        const uint64_t row = e < 0 ? 0 : (uint64_t)s.row64[e] * 64 + place;
+        far_row far = {};
+        if (a.apart)
+            far = find_far_row(a, s, e >= 0 && rank != a.rank ? (uint32_t)row : ~0u);
         if (e < 0)
             continue;
-        uint64_t row = (uint64_t)s.row64[e] * 64 + place, slot = f - a.slot_first[rank];
-        a.row_src[row] = (reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.x_row_bytes) | (rank != a.rank);
+        const uint64_t slot = f - a.slot_first[rank];
+        const uint64_t from = reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.x_row_bytes;
+        a.row_src[row] = from | (rank != a.rank);
+        if (a.apart) {
+            a.row_pull[row] = far.fetched ? from : 0;
+            if (rank != a.rank)
+                a.row_src[row] = reinterpret_cast<uint64_t>(a.x_ring[far.ring]) + far.place * a.x_row_bytes;
+        }
         a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
         if (a.backward) {
             const uint64_t slots = reinterpret_cast<uint64_t>(a.ids[rank]) + slot * 4; /* all of four bytes a slot */
@@ -706,7 +849,7 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     scan_shared &s = *reinterpret_cast<scan_shared *>(mok::dynamic_shared());
     const uint32_t block = mok::cluster_rank();
     /* the first block orders the tasks meanwhile */
-    const uint64_t share = (a.slots + cluster_blocks - 2) / (cluster_blocks - 1);
+    const uint64_t share = ((a.slots / a.topk + cluster_blocks - 2) / (cluster_blocks - 1)) * a.topk; /* whole tokens */
     const uint64_t begin = block ? min(share * (block - 1), a.slots) : 0, end = block ? min(begin + share, a.slots) : 0;
 
     mok::let_next_kernel_start();
@@ -714,7 +857,7 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     /* the word is constant until the operation's end, so that all threads of the cluster agree */
     if (__ldcg(a.bad_id)) {
         if (block == 0 && threadIdx.x == 0)
-            a.head->tasks = a.head->macrobatches = 0;
+            a.head->tasks = a.head->pulls = a.head->macrobatches = 0;
         if (block == 0 && a.spans != nullptr)
             for (uint32_t i = threadIdx.x; i < 2 * a.max_macrobatches; i += threads)
                 put_span(a, i, 0, 0);
@@ -742,7 +885,7 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     mok::cluster_sync(); /* the segments and their chunks are there; no block is gone while another reads its counts */
     for (uint32_t g = block * (threads / 32) + threadIdx.x / 32; g < a.head->segments;
          g += cluster_blocks * (threads / 32))
-        fill_segment(a, a.segments[g], threadIdx.x % 32);
+        fill_segment(a, s, g, threadIdx.x % 32);
     if (a.backward) { /* a run to one warp, or to several where runs are few */
         constexpr uint32_t warps = cluster_blocks * (threads / 32);
         const uint32_t runs = a.head->runs, ways = max(warps / max(runs, 1u), 1u), lane = threadIdx.x % 32;

@@ -76,6 +76,7 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
         .shared_intermediate = p->shared_intermediate,
         .clamp = p->clamp,
         .minibatch_rows = options->minibatch_rows,
+        .comm_units = options->comm_units,
         .gradient_dtype = options->bf16_gradients ? MOK_DTYPE_BF16 : 0,
     };
     spec.ring_bytes = options->ring_rows * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = spec });

@@ -37,7 +37,7 @@ struct device_group {
 };
 
 struct device_options {
-    uint32_t ranks, blocks, minibatch_rows, chaos_delay_us, yield_us;
+    uint32_t ranks, blocks, minibatch_rows, comm_units, chaos_delay_us, yield_us;
     uint64_t ring_rows;    /* 0: the plan's */
     uint32_t context_mode; /* not 0: backward can be run too */
     uint32_t flags;        /* of the backward */

@@ -51,7 +51,7 @@ SHIM int shim_peers(int devices)
     return 0;
 }
 
-/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units gradient_dtype precision; sizes: symmetric, private, context, ring rows,
+/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units gradient_dtype precision comm_units; sizes: symmetric, private, context, ring rows,
  * ctx_ring */
 static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
 {
@@ -69,7 +69,8 @@ static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
                                 .shared_intermediate = (uint32_t)spec[7],
                                 .clamp = clamp,
                                 .minibatch_rows = (uint32_t)spec[9],
-                                .gradient_dtype = (uint32_t)spec[11] };
+                                .gradient_dtype = (uint32_t)spec[11],
+                                .comm_units = (uint32_t)spec[13] };
     s.ring_bytes = spec[8] * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = s });
     return mok_plan_make(&s, &device, ret, NULL, 0, &message);
 }

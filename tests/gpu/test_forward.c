@@ -100,7 +100,9 @@ static void no_setting_changes_a_bit(void **state)
         { .ranks = 1, .yield_us = 1 },
         { .ranks = 1, .yield_us = 5, .blocks = 2, .ring_rows = 128 },
         { .ranks = 2 },
+        { .ranks = 2, .comm_units = 1, .ring_rows = 256, .minibatch_rows = 64 },
         { .ranks = 4, .ring_rows = 64, .yield_us = 1 },
+        { .ranks = 4, .ring_rows = 192, .comm_units = 2, .blocks = 2 },
         { .ranks = 8, .chaos_delay_us = 10 },
     };
     struct problem p;

@@ -115,6 +115,30 @@ inline void tma_load_3d_multicast(uint32_t dst, const CUtensorMap *map, uint32_t
     const int32_t at[] = { x, y, z };
     emu::tensor_load(dst, map, bar, 3, at, mask);
 }
+inline void mbar_expect_bytes(uint32_t bar, uint32_t bytes)
+{
+    emu::mbar_expect(bar, bytes, false, true);
+}
+inline void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
+{
+    emu::bulk_load(dst, src, bytes, bar);
+}
+inline void bulk_store(void *dst, uint32_t src, uint32_t bytes)
+{
+    emu::bulk_store(dst, src, bytes, false);
+}
+inline void bulk_commit()
+{
+    emu::bulk_commit();
+}
+inline void bulk_wait_read()
+{
+    emu::bulk_wait(0);
+}
+inline void bulk_wait()
+{
+    emu::bulk_wait(0);
+}
 inline void cp_async_16(uint32_t dst, const void *src, uint32_t bytes)
 {
     emu::cp_async(dst, src, 16, bytes);
