@@ -414,10 +414,13 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     s->bad_id = l->engine->now->bad_id;
     const bool mx = mok_cuda_is_mx(l);
     s->apart = spec->ep > 1 && !backward && !mx;
+    s->left_apart = spec->ep > 1 && s->kept && !mx;
     if (!backward)
         keep_ring(l, args);
     for (uint32_t i = 0; i < 2; i++)
         s->x_ring[i] = l->main.common.x_ring[i];
+    if (s->left_apart)
+        s->x_ring[0] = (uint8_t *)args->context + l->plan.ctx_ring + l->kept.x;
     if (!mx)
         r = mok_cuda_launch_schedule(s, stream) == 0 ? 0 : -MOK_EDEVICE;
     else

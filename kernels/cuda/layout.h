@@ -245,6 +245,8 @@ struct mok_cuda_schedule_args {
     uint64_t *row_src, *row_dst;
     /* A BF16 forward of several ranks: pulls are a list of their own, and a token is pulled once a macrobatch. */
     uint32_t apart;
+    /* Of a backward: the context's ring has the rows of other ranks where such a forward left them. */
+    uint32_t left_apart;
     struct mok_cuda_task *pulls;
     uint64_t *row_pull; /* where a row is fetched from; 0: it is of this rank, or an earlier one of the macrobatch brings its token */
     void *x_ring[2];    /* of macrobatch 0, of the others */

@@ -797,11 +797,12 @@ __device__ far_row find_far_row(const mok_cuda_schedule_args &a, scan_shared &s,
 
 /*
  * Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. Where pulls are apart a source
- * is where the row lies then, and another table says where from it is pulled.
+ * is where the row lies then, and another table says where from it is pulled; a backward finds in the context what such a
+ * forward left there.
  */
 __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end)
 {
-    const uint32_t lane = threadIdx.x % 32, round = a.apart ? threads / a.topk * a.topk : threads;
+    const uint32_t lane = threadIdx.x % 32, round = a.apart || a.left_apart ? threads / a.topk * a.topk : threads;
     slot_walk walk = { 0 };
     for (uint64_t f0 = begin; f0 < end; f0 += round) {
         uint64_t f = f0 + threadIdx.x;
@@ -816,18 +817,17 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
             a.local_experts <= few_experts ? place_few(a, s, e, peers, before) : place_many(s, e, peers, before);
         const uint64_t row = e < 0 ? 0 : (uint64_t)s.row64[e] * 64 + place;
         far_row far = {};
-        if (a.apart)
+        if (a.apart || a.left_apart)
             far = find_far_row(a, s, e >= 0 && rank != a.rank ? (uint32_t)row : ~0u);
         if (e < 0)
             continue;
         const uint64_t slot = f - a.slot_first[rank];
         const uint64_t from = reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.x_row_bytes;
         a.row_src[row] = from | (rank != a.rank);
-        if (a.apart) {
+        if (rank != a.rank && (a.apart || (a.left_apart && far.ring == 0)))
+            a.row_src[row] = reinterpret_cast<uint64_t>(a.x_ring[far.ring]) + far.place * a.x_row_bytes;
+        if (a.apart)
             a.row_pull[row] = far.fetched ? from : 0;
-            if (rank != a.rank)
-                a.row_src[row] = reinterpret_cast<uint64_t>(a.x_ring[far.ring]) + far.place * a.x_row_bytes;
-        }
         a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
         if (a.backward) {
             const uint64_t slots = reinterpret_cast<uint64_t>(a.ids[rank]) + slot * 4; /* all of four bytes a slot */
