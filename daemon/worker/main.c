@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -63,6 +64,14 @@ int main(int argc, char **argv)
     mok_log_open("mok-worker", MOK_LOG_INFO);
     if (set_signals() < 0 || fcntl(CONTROL_FD, F_SETFD, FD_CLOEXEC) < 0 ||
         fcntl(CONTROL_FD, F_SETFL, fcntl(CONTROL_FD, F_GETFL) | O_NONBLOCK) < 0) {
+        mok_log(MOK_LOG_ERROR, "worker", "cannot start", "error=\"%s\"", strerror(errno));
+        return 1;
+    }
+    /*
+     * Kernels are loaded with their module, not when they are first launched: that may wait for all streams, and one of
+     * them may wait for a word of the thread that launches.
+     */
+    if (setenv("CUDA_MODULE_LOADING", "EAGER", 1) < 0) {
         mok_log(MOK_LOG_ERROR, "worker", "cannot start", "error=\"%s\"", strerror(errno));
         return 1;
     }

@@ -76,13 +76,17 @@ static cudaGraphExec_t find(struct mok_cuda_run_entry *entry, const struct mok_o
     return g->graph;
 }
 
+void mok_cuda_graph_ready(struct mok_cuda_run_entry *entry, const struct mok_op_args *args)
+{
+    entry->graph = find(entry, args);
+}
+
 int mok_cuda_graph_queue(struct mok_cuda_run_entry *entry, const struct mok_op_args *args)
 {
     cudaStream_t stream = entry->layer->engine->stream;
-    cudaGraphExec_t graph = find(entry, args);
 
-    if (graph)
-        return cudaGraphLaunch(graph, stream) == cudaSuccess ? 0 : -MOK_EDEVICE;
+    if (entry->graph)
+        return cudaGraphLaunch(entry->graph, stream) == cudaSuccess ? 0 : -MOK_EDEVICE;
     return queue_kernels(entry, args, stream);
 }
 

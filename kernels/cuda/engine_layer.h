@@ -31,6 +31,7 @@ struct mok_cuda_run_entry {
     uint64_t expert_rows[MOK_MAX_EXPERTS]; /* of the outcome */
     struct mok_op_result refused; /* its status is not 0: the phase was refused and ran nothing */
     struct mok_engine_gate gate;  /* start NULL: runs at once */
+    cudaGraphExec_t graph;        /* all of it in one launch; NULL: kernel by kernel */
     bool open;                    /* the gate was seen open, or has been opened to let it pass */
     /* of a trace; device memory, its copy here; NULL until somebody wanted to know */
     struct mok_cuda_marks *marks, *marks_copy;
@@ -102,8 +103,11 @@ int mok_cuda_entry_outcome(struct mok_cuda_run_entry *entry, struct mok_op_resul
 /* Clears a word of an entry, before anything that is queued later can see it. */
 int mok_cuda_clear(struct mok_engine *engine, uint32_t *word);
 
-/* engine_graph.c. All kernels of a phase that says by itself that it is over, on the engine's stream; those of a whole
- * operation are one graph where the layer has seen the same arguments before. */
+/*
+ * engine_graph.c. All kernels of a phase that says by itself that it is over, on the engine's stream; those of a whole
+ * operation are one graph where the layer has seen the same arguments before, which is looked for, or made, first.
+ */
+void mok_cuda_graph_ready(struct mok_cuda_run_entry *entry, const struct mok_op_args *args);
 int mok_cuda_graph_queue(struct mok_cuda_run_entry *entry, const struct mok_op_args *args);
 void mok_cuda_graph_free(struct mok_engine_layer *layer);
 

@@ -107,6 +107,7 @@ static int queue_ahead(struct mok_engine *e, struct mok_cuda_run_entry *entry, c
     entry->report->tell.done_number = asked->number;
     entry->report->tell.number = entry->number;
     entry->open = is_open(gate);
+    mok_cuda_graph_ready(entry, args); /* before the stream waits: making one takes memory, which may wait for all streams */
     if (!entry->open && e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)gate->start, gate->number,
                                              CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
         return -MOK_EDEVICE;
