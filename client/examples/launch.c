@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,21 +71,50 @@ static void rank_ended(struct job *job, unsigned rank, int status)
     job_fails(job, rank);
 }
 
-/* A killed rank makes the others end; so of those that have ended, the killed ones come first. */
+/* Whether rank r has ended, and how; it is still to be reaped. */
+static bool has_ended(const struct job *job, unsigned r, siginfo_t *ret)
+{
+    *ret = (siginfo_t){ .si_pid = 0 };
+    return job->pids[r] > 0 && waitid(P_PID, (id_t)job->pids[r], ret, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           ret->si_pid != 0;
+}
+
+static void reap_some(struct job *job, bool killed_alone)
+{
+    siginfo_t info;
+    int status;
+
+    for (unsigned r = 0; r < job->ranks; r++)
+        if (has_ended(job, r, &info) && !(killed_alone && info.si_code == CLD_EXITED) &&
+            waitpid(job->pids[r], &status, WNOHANG) == job->pids[r])
+            rank_ended(job, r, status);
+}
+
+static bool one_gave_up(const struct job *job)
+{
+    siginfo_t info;
+
+    for (unsigned r = 0; r < job->ranks; r++)
+        if (has_ended(job, r, &info) && info.si_code == CLD_EXITED && info.si_status != 0 &&
+            info.si_status != LAUNCH_INTERRUPTED)
+            return true;
+    return false;
+}
+
+/*
+ * A killed rank makes the others end, so of those that have ended the killed ones come first. Its sockets close before
+ * its end is to be seen, so another may have given up by then.
+ */
 static void reap(struct job *job)
 {
-    for (int killed = 1; killed >= 0; killed--) {
-        for (unsigned r = 0; r < job->ranks; r++) {
-            siginfo_t info = { .si_pid = 0 };
-            int status;
+    const struct timespec moment = { .tv_nsec = 100000000 };
 
-            if (job->pids[r] <= 0 || waitid(P_PID, (id_t)job->pids[r], &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
-                info.si_pid == 0 || (killed && info.si_code == CLD_EXITED))
-                continue;
-            if (waitpid(job->pids[r], &status, WNOHANG) == job->pids[r])
-                rank_ended(job, r, status);
-        }
+    reap_some(job, true);
+    if (job->deadline == 0 && one_gave_up(job)) {
+        nanosleep(&moment, NULL);
+        reap_some(job, true);
     }
+    reap_some(job, false);
 }
 
 static void interrupted(struct job *job)
