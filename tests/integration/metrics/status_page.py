@@ -19,7 +19,9 @@ CHROMIUM, PORT, DIRECTORY, MOKD = sys.argv[1], int(sys.argv[2]), sys.argv[3], in
 BUILD = os.environ["MOK_BUILD_DIR"]
 
 # What is to be seen, as one object: text of tiles by name; lines of them; rows of tables; shares and heat as they are drawn.
+# null: the page is not there yet.
 LOOK = """(() => {
+  if (document.readyState !== "complete" || !document.getElementById("health")) return null;
   const texts = (root, query) => [...root.querySelectorAll(query)].map(e => e.textContent);
   const rows = id => [...document.querySelectorAll(`#${id} tbody tr`)].map(row => texts(row, "th,td"));
   return {
@@ -53,7 +55,7 @@ class Page:
         end = time.monotonic() + PATIENCE
         while True:
             seen = self.look()
-            if good(seen):
+            if seen is not None and good(seen):
                 return seen
             assert time.monotonic() < end, f"{what}: not shown: {seen}"
             time.sleep(0.1)
