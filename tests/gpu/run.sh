@@ -19,6 +19,13 @@ if [[ ${1:-} == pack ]]; then
     exit 0
 fi
 
+if [[ $# -gt 0 || ! -x $here/gpu_forward ]]; then
+    sed -n '2,5s/^# \{0,1\}//p' "$0"
+    [[ ${1-} == --help ]] && exit 0
+    [[ $# -gt 0 ]] && echo "run.sh: unknown argument '$1'" >&2
+    [[ $# -gt 0 ]] || echo "run.sh: no tests beside this script: pack a build first" >&2
+    exit 2
+fi
 cd "$here"
 passed=0 failed=0 skipped=0
 check() { # name command...
