@@ -36,7 +36,7 @@ static void expect_group_broken(struct worker *worker, const struct job *job, in
 
 static void a_peer_that_does_not_push_in_time_breaks_the_group_and_nothing_else(void **state)
 {
-    const struct worker_options lame = { .chaos_delay_us = 150000 };
+    const struct worker_options lame = { .chaos_delay_us = 400000 };
     struct worker quick, late;
     struct worker *workers[] = { &quick, &late };
     struct job job, other;
@@ -47,7 +47,7 @@ static void a_peer_that_does_not_push_in_time_breaks_the_group_and_nothing_else(
     job_open(&job, workers, 2, &job_small);
     job_open(&other, workers, 1, &job_small);
     struct mok_sqe sqe = job_forward(&job, 0, 1);
-    sqe.timeout_ns = 5 * MS; /* long enough for the quick one's part on a busy machine */
+    sqe.timeout_ns = 15 * MS; /* long enough for the quick one's part on a busy machine */
     client_submit(&job.client[0], &sqe);
     job_submit_forward(&job, 0, 2);
     job_submit_forward(&job, 1, 1);
