@@ -110,19 +110,6 @@ struct backward_consumer : wgrad_consumer {
         store_shared_4(b_at + MOK_A_BYTES, row.real ? pack_bf16(__fmul_rn(row.weight, h0), __fmul_rn(row.weight, h1)) : 0);
     }
 
-    /* Moves this warp's 16 rows of a swizzled 64-column tile to memory; `to`: the first row's place there. */
-    __device__ void store_columns(uint32_t from, void *to, uint64_t stride, uint32_t bytes) const
-    {
-        const uint32_t chunk = lane % 8;
-#pragma unroll
-        for (uint32_t i = 0; i < 16; i += 4) {
-            uint32_t r = i + lane / 8;
-            uint4 v = load_shared_16(from + r * 128 + ((chunk ^ (r % 8)) * 16));
-            if (chunk * 16 < bytes)
-                __stcg(reinterpret_cast<uint4 *>(static_cast<uint8_t *>(to) + r * stride + chunk * 16), v);
-        }
-    }
-
     /* The epilogue of u = d_out down, 64 columns a stage. */
     __device__ void d_hidden(float (&d)[128], const task &t, uint4 v)
     {

@@ -21,23 +21,6 @@ struct backward_loader : loader_base {
     const mok_cuda_backward_args &p;
     uint32_t here = ~0u; /* the run whose rows are known to be there */
 
-    /* Waits for the next stage; the bytes that will land in it include the other block's share. */
-    __device__ uint32_t begin(uint32_t left, uint32_t stages, uint32_t bytes)
-    {
-        request(left, stages);
-        mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
-        mbar_expect(b.full(pipe.stage()), bytes);
-        return b.full(pipe.stage());
-    }
-    __device__ uint32_t a_at() const
-    {
-        return b.smem + a_offset + pipe.stage() * MOK_A_BYTES;
-    }
-    __device__ uint32_t b_at() const
-    {
-        return b.smem + b_offset + pipe.stage() * MOK_B_BYTES;
-    }
-
     /* 64 rows of 256 columns; each block fetches half and gives it to both, unless it is `alone`. */
     __device__ void columns_tile(bool alone, const CUtensorMap *map, uint32_t full, int32_t x, int32_t y, int32_t z)
     {

@@ -147,6 +147,19 @@ struct consumer_base {
         __syncwarp();
     }
 
+    /* Moves this warp's 16 rows of a swizzled 64-column tile to memory; `to`: the first row's place there. */
+    __device__ void store_columns(uint32_t from, void *to, uint64_t stride, uint32_t bytes) const
+    {
+        const uint32_t chunk = lane % 8;
+#pragma unroll
+        for (uint32_t i = 0; i < 16; i += 4) {
+            uint32_t r = i + lane / 8;
+            uint4 v = load_shared_16(from + r * 128 + ((chunk ^ (r % 8)) * 16));
+            if (chunk * 16 < bytes)
+                __stcg(reinterpret_cast<uint4 *>(static_cast<uint8_t *>(to) + r * stride + chunk * 16), v);
+        }
+    }
+
     /* Row of the unit that lane < 16 stores, or ~0. */
     __device__ uint32_t my_row(const task &t) const
     {

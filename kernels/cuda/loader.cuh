@@ -24,6 +24,23 @@ struct loader_base {
             mbar_arrive(b.bar(bar_request));
     }
 
+    /* Waits for the next stage; the bytes that will land in it include the other block's share. */
+    __device__ uint32_t begin(uint32_t left, uint32_t stages, uint32_t bytes)
+    {
+        request(left, stages);
+        mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
+        mbar_expect(b.full(pipe.stage()), bytes);
+        return b.full(pipe.stage());
+    }
+    __device__ uint32_t a_at() const
+    {
+        return b.smem + a_offset + pipe.stage() * MOK_A_BYTES;
+    }
+    __device__ uint32_t b_at() const
+    {
+        return b.smem + b_offset + pipe.stage() * MOK_B_BYTES;
+    }
+
     /* 128 rows of gate beside the same 128 of up, over the hidden columns; the maps' boxes have BoxRows rows. */
     template <uint32_t BoxRows>
     __device__ void gate_up_tile(const task &t, const CUtensorMap &gate, const CUtensorMap &up, uint32_t tiles)

@@ -226,19 +226,6 @@ struct mx_backward_consumer : slot_consumer {
         return lane % 4 ? b_scale.code : a_scale.code;
     }
 
-    /* Moves this warp's 16 rows of a swizzled 64-column tile to memory; `to`: the first row's place there. */
-    __device__ void store_columns(uint32_t from, void *to, uint64_t stride, uint32_t bytes) const
-    {
-        const uint32_t chunk = lane % 8;
-#pragma unroll
-        for (uint32_t i = 0; i < 16; i += 4) {
-            uint32_t r = i + lane / 8;
-            uint4 v = load_shared_16(from + r * 128 + ((chunk ^ (r % 8)) * 16));
-            if (chunk * 16 < bytes)
-                __stcg(reinterpret_cast<uint4 *>(static_cast<uint8_t *>(to) + r * stride + chunk * 16), v);
-        }
-    }
-
     /* Of the noted task: this warp's first row of the ring, the first of 128 columns, and how many of them there are.
      */
     struct hidden_place {

@@ -31,22 +31,6 @@ __device__ __forceinline__ bool mx_remade(const mok_cuda_mx_backward_args &p, co
 struct mx_backward_loader : loader_base {
     const mok_cuda_mx_backward_args &p;
 
-    __device__ uint32_t begin(uint32_t left, uint32_t stages, uint32_t bytes)
-    {
-        request(left, stages);
-        mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
-        mbar_expect(b.full(pipe.stage()), bytes);
-        return b.full(pipe.stage());
-    }
-    __device__ uint32_t a_at() const
-    {
-        return b.smem + a_offset + pipe.stage() * MOK_A_BYTES;
-    }
-    __device__ uint32_t b_at() const
-    {
-        return b.smem + b_offset + pipe.stage() * MOK_B_BYTES;
-    }
-
     /* 256 rows of 128 values; each block fetches half and gives it to both, unless it is alone with its tile. */
     __device__ void weight_tile(const task &t, const CUtensorMap *map, uint32_t full, int32_t x, int32_t y)
     {
