@@ -26,6 +26,30 @@ __device__ __forceinline__ void gather_landed(const block_view &b, uint32_t stag
         mbar_arrive(b.full(stage));
 }
 
+/* A K-major tile of rows, all columns, one k-block after the other; src: this thread's 16 bytes of its rows. */
+__device__ __forceinline__ void gather_columns(const mok_cuda_common &p, const block_view &b,
+                                               const uint8_t *const (&src)[gather_rows], pipeline &pipe,
+                                               uint32_t thread, uint32_t lane)
+{
+    const uint32_t chunk = thread % 8, row = thread / 8;
+    const uint32_t dst = b.smem + a_offset + row * 128 + ((chunk ^ (row % 8)) * 16);
+    for (uint32_t k = 0; k < p.k_blocks; k++, pipe.n++) {
+        uint32_t stage = pipe.stage(), bytes = k * MOK_TILE_K + chunk * 8 < p.hidden ? 16 : 0;
+        uint32_t to = dst + stage * MOK_A_BYTES, skip = bytes ? k * 128 : 0;
+        mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
+#pragma unroll
+        for (uint32_t i = 0; i < gather_rows; i++)
+            cp_async_16(to + i * gather_step * 128, src[i] + skip, bytes);
+        cp_async_commit();
+        if (k > 0) {
+            cp_async_wait<1>();
+            gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
+        }
+    }
+    cp_async_wait<0>();
+    gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
+}
+
 /*
  * The unit's rows as a K-major tile, all columns one k-block after the other. `table`: where each padded row comes from
  * (bit 0: it was pulled); `ring`: where pulled rows lie. Rows past the unit's end repeat the last one.
@@ -43,22 +67,7 @@ __device__ void gather_tile(const mok_cuda_common &p, const block_view &b, const
             at = reinterpret_cast<uint64_t>(ring) + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.hidden * 2;
         src[i] = reinterpret_cast<const uint8_t *>(at) + chunk * 16;
     }
-    const uint32_t dst = b.smem + a_offset + row * 128 + ((chunk ^ (row % 8)) * 16);
-    for (uint32_t k = 0; k < p.k_blocks; k++, pipe.n++) {
-        uint32_t stage = pipe.stage(), bytes = k * MOK_TILE_K + chunk * 8 < p.hidden ? 16 : 0;
-        uint32_t to = dst + stage * MOK_A_BYTES, skip = bytes ? k * 128 : 0;
-        mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
-#pragma unroll
-        for (uint32_t i = 0; i < gather_rows; i++)
-            cp_async_16(to + i * gather_step * 128, src[i] + skip, bytes);
-        cp_async_commit();
-        if (k > 0) {
-            cp_async_wait<1>();
-            gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
-        }
-    }
-    cp_async_wait<0>();
-    gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
+    gather_columns(p, b, src, pipe, thread, lane);
 }
 
 /*

@@ -175,22 +175,7 @@ __device__ void gather_tile_where(const mok_cuda_common &p, const block_view &b,
     }
     if (__any_sync(~0u, pulled))
         wait_pulled(p, known, b, t, lane, v);
-    const uint32_t dst = b.smem + a_offset + row * 128 + ((chunk ^ (row % 8)) * 16);
-    for (uint32_t k = 0; k < p.k_blocks; k++, pipe.n++) {
-        uint32_t stage = pipe.stage(), bytes = k * MOK_TILE_K + chunk * 8 < p.hidden ? 16 : 0;
-        uint32_t to = dst + stage * MOK_A_BYTES, skip = bytes ? k * 128 : 0;
-        mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
-#pragma unroll
-        for (uint32_t i = 0; i < gather_rows; i++)
-            cp_async_16(to + i * gather_step * 128, src[i] + skip, bytes);
-        cp_async_commit();
-        if (k > 0) {
-            cp_async_wait<1>();
-            gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
-        }
-    }
-    cp_async_wait<0>();
-    gather_landed(b, (pipe.n - 1) % MOK_STAGES, lane);
+    gather_columns(p, b, src, pipe, thread, lane);
 }
 
 /* ---- consumers ---- */
