@@ -144,11 +144,12 @@ __device__ void hold_slots(const mok_cuda_schedule_args &a, scan_shared &s, cons
 }
 
 /*
- * All lanes call visit(slot, its rank, its local expert or -1) for the warp's slots in order, step by step. `again`: it has been done before.
+ * All lanes call visit(slot, its rank, its local expert or -1) for the warp's slots in order, step by step. `again`: it
+ * has been done before.
  */
 template <class Visit>
-__device__ __forceinline__ void each_slot(const mok_cuda_schedule_args &a, scan_shared &s, const warp_share &share, bool again,
-                                          Visit visit)
+__device__ __forceinline__ void each_slot(const mok_cuda_schedule_args &a, scan_shared &s, const warp_share &share,
+                                          bool again, Visit visit)
 {
     const uint32_t lane = threadIdx.x % 32;
     const bool all_held = share.end - share.begin <= held_steps * share.step;
@@ -164,8 +165,8 @@ __device__ __forceinline__ void each_slot(const mok_cuda_schedule_args &a, scan_
 }
 
 /* Adds one for each lane with an expert, in one addition for all lanes that have the same. */
-__device__ __forceinline__ void count_slot(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t *count, uint32_t rank,
-                                           int32_t e)
+__device__ __forceinline__ void count_slot(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t *count,
+                                           uint32_t rank, int32_t e)
 {
     const uint32_t whose = rank < a.rank ? 0 : rank == a.rank ? 1 : 2;
     const uint32_t peers = __match_any_sync(~0u, e < 0 ? -1 : e * 4 + (int32_t)whose);
@@ -393,8 +394,8 @@ __device__ void fill_run(const mok_cuda_schedule_args &a, uint32_t r, uint32_t t
 }
 
 /*
- * For each thread with an expert (e >= 0) the number of its row among this block's, or warp's, rows of that expert: rows of
- * earlier rounds, then of earlier warps, then of earlier lanes (`before`, of the lanes `peers` of the warp with the same expert).
+ * For each thread with an expert (e >= 0) the number of its row among this block's, or warp's, rows of that expert: rows
+ * of earlier rounds, then of earlier warps, then of earlier lanes (`before`, of `peers`, the lanes with the same expert).
  */
 __device__ __forceinline__ uint32_t place_of_warp(uint32_t *next, int32_t e, uint32_t peers, uint32_t before)
 {
@@ -460,9 +461,9 @@ __device__ __forceinline__ far_row find_far_row_of_warp(const mok_cuda_schedule_
 }
 
 /*
- * Writes where the row of slot f comes from and goes to. Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled.
- * Where pulls are apart a source is where the row lies then, and another table says where from it is pulled; a backward finds in the context what such a
- * forward left there.
+ * Writes where the row of slot f comes from and goes to. Bit 0 of a source says: on another rank, so it is read from the
+ * ring once it has been pulled. Where pulls are apart a source is where the row lies then, and another table says where
+ * from it is pulled; a backward finds in the context what such a forward left there.
  */
 __device__ __forceinline__ void fill_row(const mok_cuda_schedule_args &a, uint32_t rank, uint64_t f, uint64_t row,
                                          const far_row &far)

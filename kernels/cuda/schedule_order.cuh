@@ -20,7 +20,7 @@ __device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b)
 }
 
 constexpr uint32_t few_experts = 128; /* up to here a warp finds its rows' places by itself, beyond in turns */
-constexpr uint32_t held_steps = 8;    /* of a warp's slots, whose experts stay on the chip */
+constexpr uint32_t held_steps = MOK_SCHEDULE_STEPS; /* of a warp's slots, whose experts stay on the chip */
 constexpr uint32_t own_experts = 512; /* beyond, a macrobatch does not begin with what need not be pulled */
 constexpr uint32_t near_chunks = 512; /* kept on the chip while the order is made; the others cost trips to memory */
 
