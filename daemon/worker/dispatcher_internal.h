@@ -53,6 +53,7 @@ struct dispatcher {
     struct fair_share share;
     struct worker_layer *running; /* its first operation has the engine */
     enum mok_phase running_phase;
+    uint64_t running_since_ns;
     struct {
         struct worker_op *op; /* started ahead, behind `running` if there is one; NULL: none */
         struct worker_layer *expected; /* instead: of an operation that has not been submitted; NULL: none */

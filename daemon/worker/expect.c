@@ -10,7 +10,12 @@
 
 #include "util.h"
 
-#define EXPECT_NS 1000000000u /* one that does not come is given up after so long: who is idle holds nothing */
+/*
+ * After so long on the device: an operation that is over sooner leaves the driver's calls quick, and a stream that waits
+ * makes it slower to start others' kernels.
+ */
+#define LONG_NS 200000u
+#define EXPECT_NS 100000000u /* one that does not come is given up after so long: who is idle holds nothing */
 #define BACK_OFF_NS 10000000u
 
 /* A layer of this queue, whose habits are those of today; or NULL. */
@@ -82,8 +87,9 @@ static struct worker_habit *candidate(const struct dispatcher *d, struct worker_
     struct worker_layer *running = d->running;
     const struct worker_op *op = running ? running->first : NULL;
 
-    if (!op || d->running_phase != MOK_PHASE_WHOLE || d->active != running || running->active_next ||
-        op->queue->last != op || op->dying_code || !op->queue->open || op->queue->last_layer != running->id)
+    if (!op || d->running_phase != MOK_PHASE_WHOLE || d->now_ns - d->running_since_ns < LONG_NS ||
+        d->active != running || running->active_next || op->queue->last != op || op->dying_code || !op->queue->open ||
+        op->queue->last_layer != running->id)
         return NULL;
     const struct worker_habit *habit = &running->habit[op->queue->last_kind];
     struct worker_layer *layer = known(d, habit) && habit->sure ? find(d, op->queue, habit->next_layer) : NULL;

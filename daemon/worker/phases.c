@@ -197,6 +197,7 @@ void phases_running(struct dispatcher *d, struct worker_layer *layer, enum mok_p
 {
     d->running = layer;
     d->running_phase = phase;
+    d->running_since_ns = d->now_ns;
     count_phase_start(d, layer, phase);
 }
 
