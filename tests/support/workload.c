@@ -307,7 +307,8 @@ void workload_poison(struct workload_rank *r)
 int workload_forward(struct workload_rank *r, mok_ticket *ret_ticket)
 {
     mok_forward_args args = {
-        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode, .x = whole(r->x),
+        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode,
+        .timeout_ns = r->problem->timeout_ns, .x = whole(r->x),
         .ids = whole(r->ids), .topk_weight = whole(r->weight), .out = whole(r->out),
     };
     if (args.context_mode != MOK_CONTEXT_NONE)
@@ -318,7 +319,8 @@ int workload_forward(struct workload_rank *r, mok_ticket *ret_ticket)
 int workload_backward(struct workload_rank *r, uint32_t flags, mok_ticket *ret_ticket)
 {
     mok_backward_args args = {
-        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode, .flags = flags, .x = whole(r->x), .context = whole(r->context),
+        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode,
+        .timeout_ns = r->problem->timeout_ns, .flags = flags, .x = whole(r->x), .context = whole(r->context),
         .d_out = whole(r->d_out), .d_x = whole(r->d_x), .d_topk_weight = whole(r->d_weight),
     };
     return mok_layer_backward(r->layer, &args, ret_ticket);
