@@ -141,12 +141,13 @@ static void fill_weight(const struct workload_rank *r, mok_buffer *buffer, mok_b
                         uint64_t rows, uint64_t columns, float scale)
 {
     const struct workload *p = r->problem;
-    uint64_t count = rows * columns, scale_bytes = mok_mxfp8_scale_bytes(rows, columns);
+    uint64_t local = p->experts / p->ep, count = rows * columns, scale_bytes = mok_mxfp8_scale_bytes(rows, columns);
     if (!is_mx(p)) {
         fill_bf16(r, buffer, stream, r->rank * count, count, scale);
         return;
     }
-    mok_mxfp8_options o = { .size = sizeof(o), .rows = rows, .columns = columns, .dtype = MOK_DTYPE_BF16, .precision = p->precision };
+    mok_mxfp8_options o = { .size = sizeof(o), .matrices = local, .rows = rows / local, .columns = columns, .dtype = MOK_DTYPE_BF16,
+                            .precision = p->precision, .flags = p->tiles ? MOK_QUANTIZE_TILES : 0 };
     uint16_t *values = stage_bf16(r, stream, r->rank * count, count, scale);
     uint8_t *code = stage(count), *code_scale = stage(scale_bytes);
     if (mok_mxfp8_quantize(&o, values, code, code_scale) < 0)
