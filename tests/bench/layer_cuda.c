@@ -161,7 +161,7 @@ static void report(const struct options *o, const struct shape *s, const struct 
     double median[FIGURES];
     double gflop = (o->both ? 18.0 : o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
-    const char *op = o->both ? "both" : o->backward ? "backward" : "forward";
+    const char *op = o->both ? "forward+backward" : o->backward ? "backward" : "forward";
     char extra[420], device[256], driver[128];
 
     describe_gpu(device, driver);
@@ -191,7 +191,7 @@ static void report(const struct options *o, const struct shape *s, const struct 
                                    .driver = driver };
     bench_emit(&record);
     if (!bench.json)
-        printf("%-10s %-8s %2u/%u %6u %-10s %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f\n", s->name, op, o->ep,
+        printf("%-10s %-16s %2u/%u %6u %-10s %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f\n", s->name, op, o->ep,
                o->gpus, o->tokens, record.routing, mps ? "mps" : "slices", median[DAEMON], median[OWN], cost,
                median[DAEMON_QUEUED], median[OWN_QUEUED], queued, gflop / median[OWN_QUEUED]);
 }
@@ -395,7 +395,7 @@ int bench_layer_cuda(int argc, char **argv)
         setenv("CUDA_MPS_PIPE_DIRECTORY", pipe, 1);
     workload_copy = copy;
     if (!bench.json)
-        printf("shape      op       EP/GPUs tokens routing  sharing     mokd ms  own ms      mokd's cost   queued: "
+        printf("shape      op               EP/GPUs tokens routing  sharing     mokd ms  own ms      mokd's cost   queued: "
                "mokd  own  "
                "     mokd's cost  own TFLOP/s\n");
     for (size_t i = 0; i < count && r == 0; i++) {

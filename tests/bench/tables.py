@@ -75,6 +75,14 @@ def mxfp8(rs):
     return table(["values", "scale rule", "error of the values", "error of a product", "values that differ from per32"], rows)
 
 
+def mxfp8_cuda(rs):
+    """Lines of tests/gpu/bench.py --precision mxfp8: what MXFP8 is beside BF16 in the same loop."""
+    weights = lambda r: "128 x 128" if "tiles" in r["what"] else "1 x 128"
+    rows = [[r["shape"], r["op"], weights(r), number(r["b2b_ms"], 3), number(r["b2b_times_as_fast"], 3), number(r.get("times_as_fast"), 3)]
+            for r in sorted((r for r in rs if "b2b_times_as_fast" in r), key=order)]
+    return table(["shape", "op", "weights", "ms, in a row on a warm card", "times as fast as BF16", "each after a pause"], rows)
+
+
 def quantize_cuda(rs):
     rows = [[r["shape"], r["form"], number(r["ms"], 4), f"{r['gb_per_s']:,}", f"{r['copy_gb_per_s']:,}", number(r["of_copy"], 3)] for r in rs]
     return table(["weights", "form", "ms", "GB/s read and written", "a copy's GB/s", "of a copy"], rows)
@@ -210,7 +218,7 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "mxfp8": mxfp8, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

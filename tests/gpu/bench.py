@@ -1,7 +1,7 @@
 """One forward, or one backward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
 usage: bench.py [--op forward|backward] [--precision bf16|mxfp8] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines, which tables.py reads.
 --precision mxfp8: `NAME mxfp8` and `NAME mxfp8 tiles` (weights in tiles of 128 x 128) beside the BF16 forward or backward; with the
-latter `NAME both`, `NAME mxfp8 both`..: a forward and a backward.
+latter `NAME both`, `NAME mxfp8 both`..: a forward and a backward; and how many times as fast as the same of BF16, each for itself and in a row.
 Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones), `NAME +=` adds to them, `NAME recompute`
 makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring, `NAME bf16` overwrites BF16 gradients, `NAME bf16 +=` adds to
 them; the baseline's is its own backward alone."""
@@ -154,7 +154,13 @@ for name in shapes:
     for q in run:
         f, ms, b = (2 * 8192**3 if q == "dense" else fl), st.median(t[q]), st.median(tb[q])
         dr, drb = 2 * 8192**3 / d, 2 * 8192**3 / db_
-        print(json.dumps(dict(origin(), command=command, op=op, ep=1, tokens=T, routing="uniform", gflop=f * 1e-9, shape=name, what=q, ms=round(ms, 4), min_ms=round(min(t[q]), 4), b2b_ms=round(b, 4), tflops=round(f / ms * 1e-9, 1),
+        both = q.endswith(" both")
+        if both:
+            f *= 1.5
+        fast, same = {}, re.sub(r" mxfp8( tiles)?", "", q)
+        if same != q:  # beside the same of BF16
+            fast = dict(precision="mxfp8-per128", times_as_fast=round(st.median(t[same]) / ms, 3), b2b_times_as_fast=round(st.median(tb[same]) / b, 3))
+        print(json.dumps(dict(origin(), command=command, op="forward+backward" if both else op, **fast, ep=1, tokens=T, routing="uniform", gflop=f * 1e-9, shape=name, what=q, ms=round(ms, 4), min_ms=round(min(t[q]), 4), b2b_ms=round(b, 4), tflops=round(f / ms * 1e-9, 1),
                               share_of_dense=round(f / ms / dr, 3), b2b_share=round(f / b / drb, 3), over_baseline=round(ms / st.median(t["baseline"]), 3),
                               b2b_over_baseline=round(b / st.median(tb["baseline"]), 3))), flush=True)
     del run, core
