@@ -93,6 +93,10 @@ struct mok_engine_layer {
  */
 int mok_cuda_make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
                       uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions);
+/* The same where rows lie so many bytes apart. */
+int mok_cuda_make_row_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
+                          uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions,
+                          uint64_t row_bytes);
 
 /* engine.c. Makes the entry that of a phase; its `refused` says whether there is anything to queue. */
 int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *layer, const struct mok_op_args *args,
