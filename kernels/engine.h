@@ -141,8 +141,11 @@ struct mok_engine_ops {
     void (*gate_unmap)(struct mok_engine *engine, void *memory);
     int (*start_ahead)(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
                        const struct mok_engine_gate *gate);
-    /* Opens the gate of the phase that was started ahead where nobody else does. It is not withdrawn after that. */
-    void (*go)(struct mok_engine *engine);
+    /*
+     * Opens the gate of the phase that was started ahead where nobody else does. It is not withdrawn after that.
+     * `tell`: whom it tells of its end, in the place of what was said when it was started; NULL: as was said.
+     */
+    void (*go)(struct mok_engine *engine, const struct mok_engine_gate *tell);
     /* Lets it pass without doing anything, unless it runs already; poll tells which. */
     void (*withdraw)(struct mok_engine *engine);
 

@@ -38,8 +38,12 @@ static bool own_regions(const struct worker_op *op)
                                                               op->region[MOK_REGION_D_OUT].buffer->group == group)));
 }
 
-/* Nothing but its stream, and what runs, is before it. */
-static bool comes_next(const struct dispatcher *d, const struct worker_op *op)
+bool ahead_can_be_whole(const struct worker_op *op)
+{
+    return op->on_stream && op->queue->gated && op->queue->stream && op->layer->view.ep == 1 && own_regions(op);
+}
+
+bool ahead_comes_next(const struct dispatcher *d, const struct worker_op *op)
 {
     const struct worker_layer *layer = op->layer;
     const struct worker_op *first = layer->first;
@@ -69,7 +73,7 @@ static struct worker_op *candidate(const struct dispatcher *d, enum mok_phase *r
     if (!queue->gated || !queue->stream || (first && !ends_its_operation(d->running_phase)))
         return NULL;
     struct worker_op *op = first ? first->queue_next : queue->first;
-    if (!op || !comes_next(d, op))
+    if (!op || !ahead_comes_next(d, op))
         return NULL;
     *ret = op->layer->view.ep > 1 ? MOK_PHASE_PREPARE : MOK_PHASE_WHOLE;
     return op;
@@ -87,6 +91,15 @@ static struct mok_engine_gate gate_of(const struct worker_op *op, enum mok_phase
                                      op->stream_number };
 }
 
+void ahead_fill_peer(const struct worker_op *op, struct mok_peer *ret)
+{
+    *ret = (struct mok_peer){ .tokens = op->tokens };
+    if (!op->tokens)
+        return;
+    ret->x = op->region[MOK_REGION_X].address;
+    ret->d_out = op->opcode == MOK_OP_BACKWARD ? op->region[MOK_REGION_D_OUT].address : NULL;
+}
+
 static int start(struct dispatcher *d, struct worker_op *op, enum mok_phase phase)
 {
     const struct mok_engine_gate gate = gate_of(op, phase, phase == MOK_PHASE_REDUCE);
@@ -95,26 +108,38 @@ static int start(struct dispatcher *d, struct worker_op *op, enum mok_phase phas
     if (phase == MOK_PHASE_PREPARE)
         phases_fill_own(op->layer, op);
     if (phase == MOK_PHASE_WHOLE) {
-        d->ahead.peer = (struct mok_peer){ .tokens = op->tokens };
-        if (op->tokens) {
-            d->ahead.peer.x = op->region[MOK_REGION_X].address;
-            d->ahead.peer.d_out = op->opcode == MOK_OP_BACKWARD ? op->region[MOK_REGION_D_OUT].address : NULL;
-        }
+        ahead_fill_peer(op, &d->ahead.peer);
         d->ahead.args.peer = &d->ahead.peer;
     }
     return d->ops->start_ahead(op->layer->engine_layer, &d->ahead.args, phase, &gate);
 }
 
-static void let_go(struct dispatcher *d)
+void ahead_let_go(struct dispatcher *d)
 {
     d->ahead.op = NULL;
+    d->ahead.expected = NULL;
+    d->ahead.we_let_go = false;
     __atomic_store_n(&d->waiting, 0, __ATOMIC_RELEASE);
+}
+
+bool ahead_may(struct dispatcher *d)
+{
+    __atomic_store_n(&d->waiting, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_load_n(&d->quiet, __ATOMIC_SEQ_CST))
+        return true;
+    ahead_let_go(d);
+    return false;
 }
 
 static void look_quiet(struct dispatcher *d)
 {
     if (!d->ahead.withdrawn && __atomic_load_n(&d->quiet, __ATOMIC_RELAXED))
         ahead_withdraw(d);
+}
+
+bool ahead_is_busy(const struct dispatcher *d)
+{
+    return d->ahead.op || d->ahead.expected;
 }
 
 bool ahead_has(const struct dispatcher *d, const struct worker_op *op)
@@ -127,20 +152,22 @@ void ahead_offer(struct dispatcher *d)
     enum mok_phase phase;
     struct worker_op *op;
 
-    if (d->ahead.op) {
+    if (ahead_is_busy(d)) {
         look_quiet(d);
         return;
     }
-    if (!d->active || !d->ops->start_ahead || d->now_ns < d->ahead.not_before_ns || !(op = candidate(d, &phase)))
+    if (!d->active || !d->ops->start_ahead || d->now_ns < d->ahead.not_before_ns)
         return;
-    __atomic_store_n(&d->waiting, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&d->quiet, __ATOMIC_SEQ_CST)) {
-        let_go(d);
+    op = candidate(d, &phase);
+    if (!op) {
+        expect_offer(d);
         return;
     }
+    if (!ahead_may(d))
+        return;
     op->kept_back = start(d, op, phase) < 0;
     if (op->kept_back) {
-        let_go(d);
+        ahead_let_go(d);
         return;
     }
     d->ahead.op = op;
@@ -150,7 +177,8 @@ void ahead_offer(struct dispatcher *d)
 
 bool ahead_is(const struct dispatcher *d, const struct worker_layer *layer, enum mok_phase phase)
 {
-    return d->ahead.op == layer->first && phase == d->ahead.phase && phase == MOK_PHASE_REDUCE && !d->ahead.withdrawn;
+    return d->ahead.op && d->ahead.op == layer->first && phase == d->ahead.phase && phase == MOK_PHASE_REDUCE &&
+           !d->ahead.withdrawn;
 }
 
 void ahead_go(struct dispatcher *d)
@@ -159,8 +187,8 @@ void ahead_go(struct dispatcher *d)
 
     layer->args = d->ahead.args;
     trace_phase_next(d, layer);
-    d->ops->go(d->engine);
-    let_go(d);
+    d->ops->go(d->engine, NULL);
+    ahead_let_go(d);
     phases_running(d, layer, d->ahead.phase);
 }
 
@@ -204,7 +232,7 @@ static void becomes_running(struct dispatcher *d)
         layer->args.peer = layer->peer;
     }
     trace_phase_next(d, layer);
-    let_go(d);
+    ahead_let_go(d);
     phases_running(d, layer, d->ahead.phase);
 }
 
@@ -212,6 +240,8 @@ bool ahead_poll(struct dispatcher *d)
 {
     struct mok_op_result result = { 0 };
 
+    if (d->ahead.expected)
+        return expect_poll(d);
     if (!d->ahead.op)
         return false;
     struct worker_op *op = d->ahead.op;
@@ -220,7 +250,7 @@ bool ahead_poll(struct dispatcher *d)
     int r = d->ops->poll(d->engine, &result);
     if (r == 1 && op->begun) { /* the device fails; its phase will say so when it is started */
         op->kept_back = true;
-        let_go(d);
+        ahead_let_go(d);
         return true;
     }
     if (r == 1) {
@@ -231,13 +261,16 @@ bool ahead_poll(struct dispatcher *d)
     if (r == 2) {
         op->kept_back = true; /* its gate stays open */
         d->ahead.not_before_ns = d->now_ns + BACK_OFF_NS;
-        let_go(d);
+        ahead_let_go(d);
         return true;
     }
     if (d->ahead.withdrawn || d->ahead.phase == MOK_PHASE_REDUCE)
         return false;
     const struct mok_stream_slot *slot = &op->queue->stream[op->stream_slot];
     if (reached(&slot->start, op->stream_number)) {
+        const struct mok_engine_gate gate = gate_of(op, d->ahead.phase, true);
+        if (d->ahead.we_let_go)
+            d->ops->go(d->engine, &gate);
         becomes_running(d);
         return true;
     }

@@ -146,7 +146,7 @@ static bool buffer_is_free(struct dispatcher *d, const struct worker_buffer *buf
         if (worker_layer_is_over(layer) && !held)
             unbind(layer, buffer);
     }
-    return buffer->pins == 0;
+    return buffer->pins == 0 && !d->ahead.expected; /* that pins nothing */
 }
 
 /* ------------------------------------------------------------------ layers */
@@ -189,7 +189,7 @@ static int layer_bind(struct dispatcher_command *command)
 
 static bool layer_unlink(struct dispatcher *d, struct worker_layer *layer)
 {
-    if (layer->first)
+    if (layer->first || d->ahead.expected == layer)
         return false;
     operations_abandon(d, layer);
     unbind(layer, NULL);
@@ -347,10 +347,17 @@ void commands_resume(struct dispatcher *d)
     }
 }
 
+static bool only_looks(const struct dispatcher_command *command)
+{
+    return command->kind == COMMAND_STATS || command->kind == COMMAND_OP_QUERY || command->kind == COMMAND_SHARE;
+}
+
 static void execute(struct dispatcher *d, struct dispatcher_command *command)
 {
     int r = 0;
 
+    if (!only_looks(command))
+        expect_forget(d);
     switch (command->kind) {
     case COMMAND_QUEUE_OPEN:
         r = queue_open(d, command);

@@ -200,7 +200,7 @@ static void set_sleeping(struct dispatcher *d, bool sleeping)
 /* Whether what comes next is a GPU's to say, which rings no bell. */
 static bool waits_for_gpu(const struct dispatcher *d)
 {
-    return d->awaited || d->ahead.op || (d->looks_at_engine && d->running);
+    return d->awaited || d->ahead.op || (d->ahead.expected && d->ahead.withdrawn) || (d->looks_at_engine && d->running);
 }
 
 /* The same, and how long it may sleep then; UINT64_MAX: for ever. */
@@ -248,6 +248,8 @@ static void sleep_a_while(struct dispatcher *d)
         uint64_t nap_ns = longest_nap(d);
         if (nap_ns != UINT64_MAX && deadline_ns > d->now_ns + nap_ns)
             deadline_ns = d->now_ns + nap_ns;
+        if (d->ahead.expected && deadline_ns > d->ahead.until_ns)
+            deadline_ns = d->ahead.until_ns;
         /* Which descriptor it was does not matter: the pass looks at everything. */
         int count = epoll_pwait2(d->epoll, events, ARRAY_SIZE(events), sleep_for(d->now_ns, deadline_ns, &room), NULL);
         if (count < 0 && errno == ENOSYS) /* kernels before 5.11: looks a little more often than it had to */
@@ -264,7 +266,7 @@ static void sleep_a_while(struct dispatcher *d)
 
 static bool finished(const struct dispatcher *d)
 {
-    return d->stop && !d->running && !d->ahead.op && !d->active;
+    return d->stop && !d->running && !ahead_is_busy(d) && !d->active;
 }
 
 /* Whatever still runs has been told to stop; every completion that is owed is out. */
@@ -368,6 +370,7 @@ int dispatcher_start(const struct dispatcher_config *config, struct dispatcher *
     count_begin(d->stats);
     d->epoll = d->report_fd = -1;
     d->share.burst_ns = FAIR_BURST_NS;
+    d->epoch = 1;
     worker_mailbox_init(&d->inbox);
     worker_mailbox_init(&d->outbox);
 

@@ -7,6 +7,7 @@
  *   operations.c   an operation from submission to completion; groups that break
  *   phases.c       the engine: who gets it, with which arguments
  *   ahead.c        phases that are on the device before their time
+ *   expect.c       operations that are there before they have been submitted
  *   commands.c     what the control thread asks for
  *   trace.c        events for whoever asks for them
  *   count.c        numbers for whoever looks from outside
@@ -52,17 +53,22 @@ struct dispatcher {
     struct fair_share share;
     struct worker_layer *running; /* its first operation has the engine */
     enum mok_phase running_phase;
+    uint64_t running_since_ns;
     struct {
         struct worker_op *op; /* started ahead, behind `running` if there is one; NULL: none */
+        struct worker_layer *expected; /* instead: of an operation that has not been submitted; NULL: none */
         enum mok_phase phase; /* WHOLE, PREPARE: the client's stream lets it go, not begun yet; REDUCE: we do */
+        bool we_let_go;       /* WHOLE: once the client's stream has said so */
         struct mok_op_args args;
         struct mok_peer peer;
         bool withdrawn;         /* the engine has been told; it says what became of it */
         uint64_t not_before_ns; /* none is started ahead until then */
+        uint64_t until_ns;      /* the expected one is given up then */
     } ahead;
     struct dispatcher_command *parked; /* commands that wait for something to end, oldest first */
     struct dispatcher_command *stop;   /* answered last */
     uint64_t order;                    /* of layers that became runnable */
+    uint64_t epoch;                    /* moves when memory or layers come or go; never 0 */
     uint64_t ops_done, device_ns, errors;
     uint64_t now_ns;
     uint64_t chaos_state;
@@ -107,6 +113,8 @@ void operations_await_no_more(struct dispatcher *d, struct worker_op *op);
 void operations_make_runnable(struct dispatcher *d, struct worker_layer *layer, enum mok_dispatch_action action);
 
 /* ahead.c */
+/* Whether the engine has something that was started ahead. */
+bool ahead_is_busy(const struct dispatcher *d);
 /* Whether it has not begun, so that the engine says what becomes of it. */
 bool ahead_has(const struct dispatcher *d, const struct worker_op *op);
 /* Starts the phase that comes next ahead, if there is one that can be; cheap. */
@@ -123,6 +131,28 @@ int ahead_start(struct dispatcher *d, struct worker_layer *layer, enum mok_phase
 void ahead_withdraw(struct dispatcher *d);
 /* The same at once: waits until it is back or over, a moment. True: it has done nothing. */
 bool ahead_take_back(struct dispatcher *d);
+
+/* Of expect.c: whether something may be started ahead now, so that it is for who wants quiet; ended by ahead_let_go. */
+bool ahead_may(struct dispatcher *d);
+void ahead_let_go(struct dispatcher *d);
+/* An operation of one rank that its client's stream hands over; nothing but its stream, and what runs, is before it. */
+bool ahead_can_be_whole(const struct worker_op *op);
+bool ahead_comes_next(const struct dispatcher *d, const struct worker_op *op);
+/* Its inputs, where it is of one rank. */
+void ahead_fill_peer(const struct worker_op *op, struct mok_peer *ret);
+
+/* expect.c */
+/* An operation has been taken: what its client does. Before it is linked. */
+void expect_learn(struct dispatcher *d, const struct worker_op *op);
+/* Memory or layers come or go: no address of before is used any more. */
+void expect_forget(struct dispatcher *d);
+/* Starts what is expected ahead, if there is something; cheap. */
+void expect_offer(struct dispatcher *d);
+/* An operation has come: it is the one, or that is asked back. */
+void expect_meet(struct dispatcher *d, struct worker_op *op);
+void expect_drop(struct dispatcher *d);
+/* While nothing runs: whether it has been let go; true if it has. */
+bool expect_poll(struct dispatcher *d);
 
 /* phases.c */
 void phases_fill_args(const struct worker_layer *layer, const struct worker_op *op, struct mok_op_args *ret);

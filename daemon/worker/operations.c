@@ -253,6 +253,7 @@ static bool needs_no_peer(const struct worker_op *op)
  */
 static void fail_layer(struct dispatcher *d, struct worker_layer *layer, int code)
 {
+    expect_drop(d);
     if (layer->board && (layer->first || layer->draining))
         board_settle(layer);
     if (d->running != layer)
@@ -471,9 +472,11 @@ static void accept_op(struct dispatcher *d, struct worker_op *op)
     op->device_ns = 0;
     memset(&op->dispatch, 0, sizeof(op->dispatch));
     count_taken(d, op);
+    expect_learn(d, op);
     pin_regions(op, true);
     queue_link(op);
     layer_append(d, op);
+    expect_meet(d, op);
 }
 
 bool operations_take(struct dispatcher *d, struct worker_queue *queue)

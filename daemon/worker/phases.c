@@ -197,6 +197,7 @@ void phases_running(struct dispatcher *d, struct worker_layer *layer, enum mok_p
 {
     d->running = layer;
     d->running_phase = phase;
+    d->running_since_ns = d->now_ns;
     count_phase_start(d, layer, phase);
 }
 
@@ -213,7 +214,7 @@ bool phases_start(struct dispatcher *d)
     struct mok_op_result result = { 0 };
 
     if (d->running) {
-        if (d->ahead.op && another_wants_it(d)) /* else it would get the device before the other has been considered */
+        if (ahead_is_busy(d) && another_wants_it(d)) /* else it would get the device before that is considered */
             ahead_withdraw(d);
         return false;
     }
@@ -221,7 +222,7 @@ bool phases_start(struct dispatcher *d)
     if (!layer)
         return false;
     enum mok_phase phase = phase_of(d, layer);
-    if (d->ahead.op && !ahead_is(d, layer, phase)) { /* whose turn it is now was not to be foreseen */
+    if (ahead_is_busy(d) && !ahead_is(d, layer, phase)) { /* whose turn it is now was not to be foreseen */
         ahead_withdraw(d);
         return false;
     }

@@ -119,6 +119,7 @@ struct worker_queue {
     struct mok_queue_worker ring;
     struct fair_session share;
     struct worker_op *first, *last; /* in flight, oldest first */
+    uint32_t last_layer, last_kind; /* of the operation that was taken last */
     uint64_t ops_done, device_ns, rows;
     struct mok_stats_queue *stats; /* NULL: there are too many queues to count it apart */
     bool open;                   /* false once broken or closed: nothing is taken or completed any more */
@@ -165,6 +166,16 @@ struct worker_board {
     uint64_t waiting_since_ns; /* 0: nothing is waited for */
 };
 
+/* What a layer's last operation of a kind was, and which one its client submitted behind it. */
+struct worker_habit {
+    struct mok_op_args args; /* `peer` NULL */
+    struct mok_peer peer;
+    uint64_t epoch;      /* the dispatcher's, when the addresses were seen: older ones may be nobody's */
+    uint32_t next_layer; /* by id: it may be gone */
+    uint32_t next_kind;  /* enum mok_op_kind */
+    bool sure;           /* the same has come twice, with the same arguments */
+};
+
 struct worker_layer {
     struct worker_node control_node, dispatch_node;
     /* identity */
@@ -194,6 +205,7 @@ struct worker_layer {
     uint64_t runnable_order, runnable_ns;
     struct mok_stats_layer *stats; /* NULL: there are too many layers to count it apart */
     struct mok_op_args args;
+    struct worker_habit habit[MOK_KIND_BACKWARD + 1];
     uint32_t peer_pins;
     struct worker_layer *active_previous, *active_next; /* layers that have operations */
     bool active;

@@ -115,7 +115,11 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_mx_setup(), "readying the forward of MXFP8", message);
-    return r == 0 ? check((cudaError_t)mok_cuda_mx_backward_setup(), "readying the backward of MXFP8", message) : r;
+    if (r == 0)
+        r = check((cudaError_t)mok_cuda_mx_backward_setup(), "readying the backward of MXFP8", message);
+    if (r == 0 && mok_cuda_run_find_room(e) < 0)
+        r = fail(message, -MOK_EDEVICE, "trying the streams of the device: %s", cudaGetErrorString(cudaGetLastError()));
+    return r;
 }
 
 static int cuda_open(const struct mok_engine_config *config, struct mok_engine **ret, struct mok_message *message)
@@ -590,7 +594,9 @@ static int report_bad_slot(struct mok_cuda_run_entry *entry, uint64_t slot, stru
     const uint8_t *ids = layer->symmetric[layer->plan.spec.rank] + layer->plan.sym_ids;
     int32_t value = 0;
 
-    if (cudaMemcpy(&value, ids + 4 * slot, sizeof(value), cudaMemcpyDeviceToHost) != cudaSuccess)
+    if (cudaMemcpyAsync(&value, ids + 4 * slot, sizeof(value), cudaMemcpyDeviceToHost, layer->engine->side) !=
+            cudaSuccess ||
+        cudaStreamSynchronize(layer->engine->side) != cudaSuccess)
         return -MOK_EDEVICE;
     *ret = (struct mok_op_result){ .status = -MOK_EEXPERT,
                                    .argument = entry->args.kind == MOK_KIND_FORWARD ? MOK_ARG_IDS : MOK_ARG_CONTEXT,

@@ -48,6 +48,7 @@ struct mok_engine {
     uint32_t blocks; /* of the megakernel */
     cudaStream_t stream, side, capture;
     cudaStream_t boards; /* copies to and from all boards, in order */
+    bool crowded;        /* those stand behind a wait of `stream`: nothing is started ahead */
     uint32_t number;    /* of the phase started last */
     uint64_t looked_ns; /* when the device was last asked */
     struct mok_cuda_run_entry entry[MOK_CUDA_ENTRIES];
@@ -115,7 +116,8 @@ void mok_cuda_graph_ready(struct mok_cuda_run_entry *entry, const struct mok_op_
 int mok_cuda_graph_queue(struct mok_cuda_run_entry *entry, const struct mok_op_args *args);
 void mok_cuda_graph_free(struct mok_engine_layer *layer);
 
-/* engine_run.c; see ../engine.h */
+/* engine_run.c; see ../engine.h. `find_room`: once, while nothing runs. */
+int mok_cuda_run_find_room(struct mok_engine *engine);
 int mok_cuda_run_start(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase);
 int mok_cuda_run_poll(struct mok_engine *engine, struct mok_op_result *ret);
 void mok_cuda_run_abort(struct mok_engine *engine);
@@ -123,7 +125,7 @@ int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t byte
 void mok_cuda_run_gate_unmap(struct mok_engine *engine, void *memory);
 int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op_args *args, enum mok_phase phase,
                              const struct mok_engine_gate *gate);
-void mok_cuda_run_go(struct mok_engine *engine);
+void mok_cuda_run_go(struct mok_engine *engine, const struct mok_engine_gate *tell);
 void mok_cuda_run_withdraw(struct mok_engine *engine);
 
 /* engine_trace.c; begin and end around what is queued of a traced phase, main_over between MAIN's kernels and REDUCE's */

@@ -64,6 +64,57 @@ int mok_cuda_run_start(struct mok_engine_layer *layer, const struct mok_op_args 
 
 /* ------------------------------------------------------------------ operations that start by themselves */
 
+#define ROOM_NS 1000000000u
+
+/* What the other streams are used for while this one waits. */
+static cudaError_t use_others(struct mok_engine *e)
+{
+    struct mok_cuda_run_entry *entry = &e->entry[0];
+    cudaError_t r = cudaMemsetAsync(entry->bad_id, 0, sizeof(uint32_t), e->side);
+
+    for (int i = 0; i < 2 && r == cudaSuccess; i++) {
+        cudaStream_t stream = i ? e->boards : e->side;
+        r = cudaMemcpyAsync(entry->abort_word, &entry->report->withdraw, sizeof(uint32_t), cudaMemcpyDefault, stream);
+        if (r == cudaSuccess)
+            r = cudaMemcpyAsync(&entry->report->withdraw, entry->abort_word, sizeof(uint32_t), cudaMemcpyDefault,
+                                stream);
+    }
+    return r;
+}
+
+static bool others_pass(const struct mok_engine *e)
+{
+    cudaError_t side, boards;
+    uint64_t until = now_ns() + ROOM_NS;
+
+    do {
+        side = cudaStreamQuery(e->side);
+        boards = cudaStreamQuery(e->boards);
+    } while ((side == cudaErrorNotReady || boards == cudaErrorNotReady) && now_ns() < until);
+    return side == cudaSuccess && boards == cudaSuccess;
+}
+
+/*
+ * Streams of a process share queues of the hardware, and what stands in one behind a wait waits too: for a word that we
+ * may write only when it is over. How many queues there are is the driver's, the environment's and an MPS's affair, so
+ * it is tried out.
+ */
+int mok_cuda_run_find_room(struct mok_engine *e)
+{
+    struct mok_cuda_report *report = e->entry[0].report;
+
+    if (e->driver.wait_value((CUstream)e->stream, (CUdeviceptr)&report->go, 1, CU_STREAM_WAIT_VALUE_GEQ) !=
+        CUDA_SUCCESS)
+        return -MOK_EDEVICE;
+    cudaError_t r = use_others(e);
+    e->crowded = r != cudaSuccess || !others_pass(e);
+    __atomic_store_n(&report->go, 1, __ATOMIC_RELEASE);
+    if (r != cudaSuccess || cudaStreamSynchronize(e->stream) != cudaSuccess ||
+        cudaStreamSynchronize(e->side) != cudaSuccess || cudaStreamSynchronize(e->boards) != cudaSuccess)
+        return -MOK_EDEVICE;
+    return 0;
+}
+
 int mok_cuda_run_gate_map(struct mok_engine *engine, void *memory, uint64_t bytes, struct mok_message *message)
 {
     cudaSetDevice((int)engine->config.index);
@@ -98,13 +149,18 @@ static void open_gate(const struct mok_cuda_run_entry *entry)
         __atomic_store_n((uint32_t *)(uintptr_t)entry->gate.start, entry->gate.number, __ATOMIC_RELEASE);
 }
 
+static void aim(struct mok_cuda_run_entry *entry, const struct mok_engine_gate *tell)
+{
+    entry->report->tell.done = tell->done; /* gate_map: the device has the same address */
+    entry->report->tell.done_number = tell->number;
+}
+
 static int queue_ahead(struct mok_engine *e, struct mok_cuda_run_entry *entry, const struct mok_op_args *args,
                        const struct mok_engine_gate *asked)
 {
     const struct mok_engine_gate *gate = &entry->gate;
 
-    entry->report->tell.done = asked->done; /* gate_map: the device has the same address */
-    entry->report->tell.done_number = asked->number;
+    aim(entry, asked);
     entry->report->tell.number = entry->number;
     entry->open = is_open(gate);
     mok_cuda_graph_ready(entry, args); /* before the stream waits: making one takes memory, which may wait for all streams */
@@ -120,6 +176,8 @@ int mok_cuda_run_start_ahead(struct mok_engine_layer *layer, const struct mok_op
     struct mok_engine *e = layer->engine;
     struct mok_cuda_run_entry *entry = free_entry(e);
 
+    if (e->crowded)
+        return -MOK_ENOTSUP;
     if (e->started == MOK_CUDA_ENTRIES)
         return -MOK_EBUSY;
     int r = mok_cuda_ready(entry, layer, args, phase, gate);
@@ -143,12 +201,14 @@ static struct mok_cuda_run_entry *youngest(struct mok_engine *e)
     return e->started ? &e->entry[(e->oldest + e->started - 1) % MOK_CUDA_ENTRIES] : NULL;
 }
 
-void mok_cuda_run_go(struct mok_engine *engine)
+void mok_cuda_run_go(struct mok_engine *engine, const struct mok_engine_gate *tell)
 {
     struct mok_cuda_run_entry *entry = youngest(engine);
 
     if (!entry || !entry->gate.start)
         return;
+    if (tell)
+        aim(entry, tell);
     entry->started_ns = now_ns();
     entry->open = true;
     open_gate(entry);

@@ -406,8 +406,8 @@ int mok_layer_backward(mok_layer *layer, const mok_backward_args *args, mok_tick
  * to this point, and what is queued on the stream later begins once the operation is over. No CPU of this process waits
  * for the GPU or is waited for. If the operation fails, or the worker, mokd or the session goes away, the stream goes on
  * and the ticket has the code; so look at the ticket before its results are relied on.
- * Streams of one process may share a queue of the hardware (there are CUDA_DEVICE_MAX_CONNECTIONS, 8 if that is not set), and
- * then hold each other up: ranks of one process whose streams wait for each other need one each.
+ * Streams of one process may share a queue of the hardware (there are CUDA_DEVICE_MAX_CONNECTIONS, 8 if that is not set, under
+ * MPS two), and then hold each other up: ranks of one process whose streams wait for each other need one each.
  * On all ranks each operation may come by a stream or not. With a host device the stream is one of the current context.
  * Errors found at once, beside those of mok_layer_forward: MOK_ESTATE the stream is being captured into a graph, or no
  * context is current; MOK_ENOTSUP, MOK_ENODEV, MOK_ESHARING, MOK_EDEVICE as mok_buffer_alloc_symmetric. May wait where

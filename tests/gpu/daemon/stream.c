@@ -613,6 +613,82 @@ static void others_come_and_go_while_a_stream_is_late(void **state)
     workload_close(&rank);
 }
 
+/* ------------------------------------------------------------------ a client with habits */
+
+/* As many as make its next operation foreseeable. */
+static void keep_to_a_habit(struct workload_rank *rank, cudaStream_t stream, const uint8_t *want)
+{
+    mok_ticket ticket;
+
+    for (int i = 0; i < 4; i++) {
+        cuda(cudaMemsetAsync(mok_buffer_data(rank->out), 0xff, output_bytes(rank), stream));
+        submit_well(rank, stream, &ticket);
+        assert_int_equal(code_of(rank, ticket), 0);
+        cuda(cudaStreamSynchronize(stream));
+        assert_output(rank, want);
+    }
+}
+
+static void assert_untouched(struct workload_rank *rank, uint64_t from)
+{
+    uint64_t bytes = output_bytes(rank);
+    uint8_t *out = malloc(bytes);
+
+    assert_non_null(out);
+    workload_copy(out, mok_buffer_data(rank->out), bytes);
+    for (uint64_t i = from; i < bytes; i++)
+        assert_int_equal(out[i], 0xff);
+    free(out);
+}
+
+static void an_operation_that_was_to_be_expected_runs_when_it_comes_and_no_other_in_its_place(void **state)
+{
+    const struct timespec moment = { .tv_nsec = 2000000 };
+    struct workload_rank rank, other;
+    cudaStream_t stream;
+    mok_ticket ticket;
+    (void)state;
+
+    open_rank(&rank, &alone, 0, "habit");
+    open_rank(&other, &alone, 0, "another");
+    open_stream(&stream);
+    uint64_t bytes = output_bytes(&rank);
+    uint8_t *want = wanted(&rank), *its = malloc(bytes);
+    for (int round = 0; round < TURNS; round++) {
+        keep_to_a_habit(&rank, stream, want);
+        cuda(cudaMemset(mok_buffer_data(rank.out), 0xff, bytes));
+        nanosleep(&moment, NULL);
+        assert_untouched(&rank, 0);
+        /* the same, with inputs that come late */
+        cuda(cudaMemset(mok_buffer_data(rank.x), 0, bytes));
+        assert_int_equal(busy_launch(1, 500000, stream), 0);
+        cuda(cudaMemcpyAsync(mok_buffer_data(rank.x), mok_buffer_data(other.x), bytes, cudaMemcpyDefault, stream));
+        submit_well(&rank, stream, &ticket);
+        assert_int_equal(code_of(&rank, ticket), 0);
+        assert_output(&rank, want);
+        /* another one */
+        cuda(cudaMemset(mok_buffer_data(rank.out), 0xff, bytes));
+        assert_int_equal(submit(&rank, rank.layer, rank.ids, TOKENS / 2, stream, &ticket), 0);
+        assert_int_equal(code_of(&rank, ticket), 0);
+        workload_copy(its, mok_buffer_data(rank.out), bytes);
+        assert_memory_equal(its, want, bytes / 2);
+        assert_untouched(&rank, bytes / 2);
+        /* somebody else's */
+        keep_to_a_habit(&rank, stream, want);
+        cuda(cudaMemset(mok_buffer_data(rank.out), 0xff, bytes));
+        uint8_t *theirs = wanted(&other);
+        assert_memory_equal(theirs, want, bytes);
+        free(theirs);
+        assert_untouched(&rank, 0);
+    }
+    keep_to_a_habit(&rank, stream, want);
+    cuda(cudaStreamDestroy(stream));
+    free(its);
+    free(want);
+    workload_close(&rank); /* while it is expected */
+    workload_close(&other);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -625,6 +701,7 @@ int main(void)
         cmocka_unit_test(operations_that_fail_or_are_empty_leave_the_others_of_the_stream_alone),
         cmocka_unit_test(an_operation_that_waits_for_its_stream_can_be_cancelled),
         cmocka_unit_test(others_come_and_go_while_a_stream_is_late),
+        cmocka_unit_test(an_operation_that_was_to_be_expected_runs_when_it_comes_and_no_other_in_its_place),
     };
     /* Streams that share a queue of the hardware would wait for each other: a process has eight, unless it says more.
      */
