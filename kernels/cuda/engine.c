@@ -472,7 +472,7 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
         mok_cuda_backward_prepare(l, args, &a);
     if (mok_cuda_launch_prepare(&a, stream) != 0)
         return -MOK_EDEVICE;
-    return mok_cuda_is_mx(l) ? mok_cuda_mx_quantize(l, args, bad_id, stream) : 0;
+    return mok_cuda_is_mx(l) && !mok_cuda_mx_beside(l, args) ? mok_cuda_mx_quantize(l, args, bad_id, stream) : 0;
 }
 
 static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)

@@ -156,6 +156,8 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
 bool mok_cuda_is_mx(const struct mok_engine_layer *l);
 void mok_cuda_mx_fill(struct mok_engine_layer *l);
 int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p);
+/* Whether x is quantised beside the schedule: of one rank's forward, which nobody else reads it of. */
+bool mok_cuda_mx_beside(const struct mok_engine_layer *l, const struct mok_op_args *args);
 /* x, of a backward d_out too */
 int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id, void *stream);
 int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);

@@ -64,6 +64,11 @@ int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_pa
     return r;
 }
 
+bool mok_cuda_mx_beside(const struct mok_engine_layer *l, const struct mok_op_args *args)
+{
+    return l->engine->now->phase == MOK_PHASE_WHOLE && args->kind == MOK_KIND_FORWARD;
+}
+
 int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id,
                          void *stream)
 {
@@ -77,6 +82,7 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
         .row_bytes = l->mx.x_row_bytes,
         .tokens = args->tokens,
         .hidden = spec->hidden,
+        .beside = mok_cuda_mx_beside(l, args),
     };
     int r = mok_cuda_launch_quantize(&a, stream);
 
@@ -116,7 +122,9 @@ int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *a
     s->shared_tokens = 0;
     for (uint32_t i = 0; i < l->plan.spec.ep; i++)
         s->x[i] = l->symmetric[i] + l->plan.sym_engine;
-    return mok_cuda_launch_schedule(s, stream) == 0 ? 0 : -MOK_EDEVICE;
+    if (mok_cuda_launch_schedule(s, stream) != 0)
+        return -MOK_EDEVICE;
+    return mok_cuda_mx_beside(l, args) ? mok_cuda_mx_quantize(l, args, s->bad_id, stream) : 0;
 }
 
 int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)

@@ -337,6 +337,7 @@ struct mok_cuda_quantize_args {
     uint8_t *to;
     void *wide; /* BF16 [tokens][H]: the codes' values; or NULL */
     uint32_t row_bytes, tokens, hidden;
+    uint32_t beside; /* the kernel before makes nothing that it reads, and all before that one is over */
 };
 
 /*

@@ -59,19 +59,23 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
     const uint32_t column = (blockIdx.y * quantize_threads + threadIdx.x) * quantize_values;
     const uint64_t first = static_cast<uint64_t>(blockIdx.x) * quantize_tokens;
     let_next_kernel_start();
-    wait_for_previous_kernel();
-    if (a.bad_id != nullptr && __ldcg(a.bad_id))
-        return;
-    uint4 v[quantize_tokens];
+    if (!a.beside)
+        wait_for_previous_kernel();
+    if (a.bad_id == nullptr || !__ldcg(a.bad_id)) {
+        uint4 v[quantize_tokens];
 #pragma unroll
-    for (uint32_t i = 0; i < quantize_tokens; i++) {
-        /* hidden is a multiple of 16, so that all values of a thread are real, or none */
-        const uint8_t *row = static_cast<const uint8_t *>(a.x) + (first + i) * a.hidden * 2 + 2 * column;
-        v[i] = column < a.hidden && first + i < a.tokens ? __ldcs(reinterpret_cast<const uint4 *>(row)) : make_uint4(0, 0, 0, 0);
+        for (uint32_t i = 0; i < quantize_tokens; i++) {
+            /* hidden is a multiple of 16, so that all values of a thread are real, or none */
+            const uint8_t *row = static_cast<const uint8_t *>(a.x) + (first + i) * a.hidden * 2 + 2 * column;
+            v[i] = column < a.hidden && first + i < a.tokens ? __ldcs(reinterpret_cast<const uint4 *>(row)) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < quantize_tokens; i++)
+            quantize(a, first + i, column, v[i]);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < quantize_tokens; i++)
-        quantize(a, first + i, column, v[i]);
+    /* This kernel ends with its last block: one block's wait keeps order transitive, and the others hold no place. */
+    if (a.beside && blockIdx.x == 0 && blockIdx.y == 0)
+        wait_for_previous_kernel();
 }
 
 /* ---- loader ---- */

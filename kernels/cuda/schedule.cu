@@ -423,8 +423,8 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     const uint64_t share = ((a.slots / a.topk + cluster_blocks - 2) / (cluster_blocks - 1)) * a.topk; /* whole tokens */
     const uint64_t begin = block ? min(share * (block - 1), a.slots) : 0, end = block ? min(begin + share, a.slots) : 0;
 
-    mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
+    mok::let_next_kernel_start(); /* only now: x is quantised beside this one, once all before it is over */
     /* the word is constant until the operation's end, so that all threads of the cluster agree */
     if (__ldcg(a.bad_id)) {
         if (block == 0 && threadIdx.x == 0)
