@@ -50,11 +50,16 @@ function(mok_add_script_test)
     mok_test_environment(${T_NAME} ${T_LABEL} ${T_TIMEOUT})
 endfunction()
 
+# ctest counts halves of a core (-j4: two cores): a test takes a whole one, those that mostly wait half of one.
+function(mok_tests_wait)
+    set_tests_properties(${ARGN} PROPERTIES PROCESSORS 1)
+endfunction()
+
 function(mok_test_environment name label timeout)
     if(MOK_SANITIZE) # five to twenty times slower than without
         math(EXPR timeout "${timeout} * 6")
     endif()
-    set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout} SKIP_RETURN_CODE 77
+    set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${timeout} SKIP_RETURN_CODE 77 PROCESSORS 2
         ENVIRONMENT "MOK_BUILD_DIR=${CMAKE_BINARY_DIR};MOK_SOURCE_DIR=${CMAKE_SOURCE_DIR};OPENBLAS_NUM_THREADS=1")
     if(label MATCHES "^(chaos|gpu)$") # they measure, or there is one of what they need
         set_tests_properties(${name} PROPERTIES RESOURCE_LOCK alone)

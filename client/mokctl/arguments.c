@@ -49,7 +49,7 @@ const char mokctl_usage[] =
     "            down and d input store finished rows where they belong as they go: there is no combine beside them\n"
     "  doctor [--config FILE]\n"
     "            looks at socket, versions, devices, memory, limits, peers, files, processor, kernel, unit, driver, MPS and\n"
-    "            fabric; says what is wrong and what to do; asks what may hang for two seconds; needs no mokd.\n"
+    "            fabric; FILE: the configuration, without it the one that mokd reads; says what is wrong and what to do; asks what may hang for two seconds; needs no mokd.\n"
     "            Exit code 1: something will not work\n"
     "  bundle --out FILE [--config FILE]\n"
     "            one archive (.tar, .tar.gz) for a bug report: versions, status, configuration, log, doctor, hardware;\n"

@@ -22,7 +22,6 @@
 #include "mokctl.h"
 #include "redact.h"
 
-#define DEFAULT_CONFIG "/etc/mok/mokd.conf"
 #define LOG_LINES "4000"
 #define TEXT_BYTES (2u << 20)
 
@@ -156,7 +155,7 @@ static void add_hardware(struct bundle *bundle)
     add_said(bundle, "gpus.txt", gpus);
 }
 
-static void add_all(struct bundle *bundle, const char *config)
+static void add_all(struct bundle *bundle)
 {
     static const char *const journal[] = { "journalctl", "-u", "mokd.service", "-n", LOG_LINES,
                                            "--no-pager", "-o", "short-iso",    NULL };
@@ -165,7 +164,7 @@ static void add_all(struct bundle *bundle, const char *config)
     add_versions(bundle);
     add_json(bundle, "doctor.json", doctor_json(bundle->doctor));
     add_mokd(bundle);
-    add_file(bundle, "mokd.conf", config ? config : DEFAULT_CONFIG);
+    add_file(bundle, "mokd.conf", doctor_config(bundle->doctor));
     add_said(bundle, "log.txt", journal);
     add_said(bundle, "unit.txt", unit);
     add_hardware(bundle);
@@ -188,7 +187,7 @@ static int open_file(const char *path)
     return fd < 0 ? (errno == EEXIST ? -MOK_EEXIST : -MOK_EIO) : fd;
 }
 
-static int write_bundle(struct bundle *bundle, int fd, const char *path, const char *config)
+static int write_bundle(struct bundle *bundle, int fd, const char *path)
 {
     bundle->archive = archive_write_new();
     if (!bundle->archive)
@@ -199,7 +198,7 @@ static int write_bundle(struct bundle *bundle, int fd, const char *path, const c
     if (archive_write_open_fd(bundle->archive, fd) != ARCHIVE_OK)
         bundle->code = client_fail(MOK_EIO, "--out %s: %s", path, archive_error_string(bundle->archive));
     else
-        add_all(bundle, config);
+        add_all(bundle);
     if (archive_write_close(bundle->archive) != ARCHIVE_OK && bundle->code == 0)
         bundle->code = client_fail(MOK_EIO, "--out %s: %s", path, archive_error_string(bundle->archive));
     archive_write_free(bundle->archive);
@@ -223,7 +222,7 @@ int mokctl_bundle(struct mokctl_line *line)
     strftime(bundle.root, sizeof(bundle.root), "mok-%Y%m%d-%H%M%S", gmtime_r(&now, &parts));
     doctor_examine(line, &doctor);
     bundle.doctor = &doctor;
-    int r = write_bundle(&bundle, fd, line->out, line->config);
+    int r = write_bundle(&bundle, fd, line->out);
     doctor_release(&doctor);
     mok_close(fd);
     if (r < 0) {

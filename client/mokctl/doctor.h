@@ -47,6 +47,8 @@ void doctor_say(struct doctor *doctor, const char *name, enum doctor_verdict ver
                 const char *format, ...) _printf_(5, 6);
 bool doctor_has_gpu_devices(const struct doctor *doctor);
 const Mok__StatusReply *doctor_status(const struct doctor *doctor); /* NULL: there is none */
+/* The file that --config names, or that mokd says it reads, or the usual one. */
+const char *doctor_config(const struct doctor *doctor);
 /* The first line of a file, without its end; false: cannot be read. */
 bool doctor_read_line(const char *path, char *ret, size_t size);
 /*

@@ -272,15 +272,25 @@ static bool find_mokd(char *ret, size_t size)
     return false;
 }
 
+const char *doctor_config(const struct doctor *doctor)
+{
+    const Mok__StatusReply *status = doctor_status(doctor);
+
+    if (doctor->config)
+        return doctor->config;
+    return status && status->config[0] ? status->config : DEFAULT_CONFIG;
+}
+
 static void look_at_config(struct doctor *doctor)
 {
-    const char *path = doctor->config ? doctor->config : DEFAULT_CONFIG;
+    const char *path = doctor_config(doctor);
+    bool known = strcmp(path, DEFAULT_CONFIG) != 0;
     char program[PATH_MAX], said[400] = "";
     struct stat about;
 
     if (stat(path, &about) < 0) {
-        doctor_say(doctor, "config", doctor->config ? DOCTOR_FAIL : DOCTOR_NONE,
-                   doctor->config ? "name the file that mokd reads" : NULL, "%s: %s", path, strerror(errno));
+        doctor_say(doctor, "config", known ? DOCTOR_FAIL : DOCTOR_NONE,
+                   known ? "name the file that mokd reads" : NULL, "%s: %s", path, strerror(errno));
         return;
     }
     if (about.st_mode & S_IWOTH) {

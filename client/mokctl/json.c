@@ -201,6 +201,7 @@ cJSON *mokctl_status_json(enum mokctl_part part, const Mok__StatusReply *status)
         mokctl_json_number(root, "errors", status->errors);
         mokctl_json_number(root, "store_used", status->store_used);
         mokctl_json_number(root, "store_bound", status->store_bound);
+        cJSON_AddStringToObject(root, "config", status->config);
     }
     if (part == MOKCTL_STATUS || part == MOKCTL_DEVICES)
         add_devices(root, status);

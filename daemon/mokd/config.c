@@ -4,6 +4,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -74,6 +75,8 @@ void config_complain(struct parser *parser, const char *format, ...)
         if ((unsigned char)*c < 0x20 || *c == 0x7f)
             *c = '?';
     parser->errors++;
+    if (strcmp(parser->section_text, "rack") == 0 || strncmp(parser->section_text, "node ", 5) == 0)
+        parser->rack_errors++;
     parser->report(parser->cookie, sentence);
 }
 
@@ -92,7 +95,7 @@ int mokd_parse_size(const char *text, uint64_t *ret)
         return -MOK_ERANGE;
     if (*end) {
         const char *suffix = strchr(suffixes, toupper((unsigned char)*end));
-        if (!suffix || end[1])
+        if (!suffix || (end[1] && strcmp(end + 1, "iB") != 0))
             return -MOK_EARG;
         if (!mok_mul_u64(value, (uint64_t)1 << (10 * (suffix - suffixes + 1)), &value))
             return -MOK_ERANGE;
@@ -114,7 +117,7 @@ static void set_number(struct parser *parser, const struct key *key, void *base,
 
     if (r == -MOK_EARG || (!is_size && !isdigit((unsigned char)text[strlen(text) - 1]))) {
         config_complain(parser, "[%s] %s = %s: not a number%s", parser->section_text, key->name, text,
-                 is_size ? " (bytes, or with a suffix K, M, G or T)" : "");
+                 is_size ? " (bytes, or with a suffix K, M, G or T, or KiB, MiB, GiB or TiB)" : "");
         return;
     }
     if (is_size && (r < 0 || value < key->min)) { /* the other bound is that of the type */
@@ -378,7 +381,30 @@ static enum section begin_section(struct parser *parser)
 
 /* ------------------------------------------------------------------ lines */
 
-static const struct key *section_keys(const struct parser *parser, size_t *ret_count, void **ret_base)
+/* Of a section whose name is wrong, or that is there twice: what it says is looked at all the same, and nobody's. */
+static const struct key *spare_keys(struct parser *parser, size_t *ret_count, void **ret_base)
+{
+    const char *text = parser->section_text;
+
+    if (strncmp(text, "device ", 7) == 0) {
+        *ret_count = ARRAY_SIZE(device_keys);
+        *ret_base = &parser->spare.device;
+        return device_keys;
+    }
+    if (strncmp(text, "user ", 5) == 0 || strncmp(text, "group ", 6) == 0) {
+        *ret_count = CONFIG_LIMIT_KEYS;
+        *ret_base = &parser->spare.limits;
+        return config_limit_keys;
+    }
+    if (strncmp(text, "node ", 5) == 0) {
+        *ret_count = CONFIG_NODE_KEYS;
+        *ret_base = &parser->spare.node;
+        return config_node_keys;
+    }
+    return NULL;
+}
+
+static const struct key *section_keys(struct parser *parser, size_t *ret_count, void **ret_base)
 {
     struct mokd_config *config = parser->config;
 
@@ -415,11 +441,27 @@ static const struct key *section_keys(const struct parser *parser, size_t *ret_c
         *ret_count = CONFIG_NODE_KEYS;
         *ret_base = &config->nodes[config->rack.n_nodes - 1];
         return config_node_keys;
-    case SECTION_NONE:
     case SECTION_BAD:
+        return spare_keys(parser, ret_count, ret_base);
+    case SECTION_NONE:
         break;
     }
     return NULL;
+}
+
+static void note_key(struct parser *parser, uint32_t bit)
+{
+    struct mokd_config *config = parser->config;
+
+    parser->seen |= bit;
+    if (parser->section == SECTION_USER)
+        config->users[config->n_users - 1].given |= bit;
+    if (parser->section == SECTION_GROUP)
+        config->groups[config->n_groups - 1].given |= bit;
+    if (parser->section == SECTION_RACK)
+        parser->rack_keys |= bit;
+    if (parser->section == SECTION_NODE)
+        parser->node_keys[config->rack.n_nodes - 1] |= bit;
 }
 
 /* inih's handler: one key = value. The section is the parser's own, since inih cuts long ones. */
@@ -443,11 +485,7 @@ static int take_key(void *cookie, const char *section, const char *name, const c
             config_complain(parser, "[%s] %s = %s: the key is there twice", parser->section_text, name, value);
             return 1;
         }
-        parser->seen |= 1u << i;
-        if (parser->section == SECTION_USER)
-            parser->config->users[parser->config->n_users - 1].given |= 1u << i;
-        if (parser->section == SECTION_GROUP)
-            parser->config->groups[parser->config->n_groups - 1].given |= 1u << i;
+        note_key(parser, 1u << i);
         set_value(parser, &keys[i], base, value);
         return 1;
     }
@@ -560,6 +598,7 @@ static void check_whole(struct parser *parser)
     struct mokd_config *config = parser->config;
 
     parser->line = 0;
+    parser->section_text[0] = '\0';
     check_mps(parser);
     if (config->n_devices == 0)
         config_complain(parser, "no [device NAME] section: mokd needs at least one device");
@@ -604,6 +643,16 @@ static void set_defaults(struct mokd_config *config)
     };
 }
 
+/* Whoever is told of it may stand elsewhere. Links stay as they are: they may be set anew before the next reload. */
+static char *absolute(const char *path)
+{
+    char directory[PATH_MAX], *ret = NULL;
+
+    if (path[0] == '/' || !getcwd(directory, sizeof(directory)))
+        return strdup(path);
+    return asprintf(&ret, "%s/%s", directory, path) < 0 ? NULL : ret;
+}
+
 int mokd_config_load(const char *path, mokd_config_report report, void *cookie, struct mokd_config *ret)
 {
     struct mokd_config config;
@@ -632,7 +681,7 @@ int mokd_config_load(const char *path, mokd_config_report report, void *cookie, 
     check_whole(&parser);
     config_resolve_devices(&parser);
     config_check_rack(&parser);
-    config.path = strdup(path);
+    config.path = absolute(path);
     if (parser.out_of_memory || !config.path)
         config_complain(&parser, "out of memory");
     if (parser.errors > 0) {

@@ -90,7 +90,7 @@ enum mokd_failure {
 };
 
 struct mokd_config {
-    char *path; /* where it was read */
+    char *path; /* where it was read; absolute */
     char socket[MOKD_PATH_MAX]; /* "": MOKD_SOCKET_NAME in the runtime directory */
     char admin_socket[MOKD_PATH_MAX]; /* "": beside the other one, by MOKD_ADMIN_SUFFIX */
     char worker[MOKD_PATH_MAX]; /* "": found beside mokd */
@@ -152,7 +152,7 @@ uint64_t mokd_config_tenants_hash(const struct mokd_config *config);
 /* "low", "normal", "high". */
 const char *mokd_priority_text(uint32_t priority);
 
-/* "512", "64K", "2M", "3G", "1T" to bytes; -MOK_EARG for anything else, -MOK_ERANGE beyond 64 bits. */
+/* "512", "64K", "2M", "3G", "1T", "64KiB" ... to bytes; -MOK_EARG for anything else, -MOK_ERANGE beyond 64 bits. */
 int mokd_parse_size(const char *text, uint64_t *ret);
 
 #endif

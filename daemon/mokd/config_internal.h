@@ -51,6 +51,13 @@ struct parser {
     bool expect_key; /* the line just handed to inih holds a key */
     bool out_of_memory;
     bool seen_daemon, seen_limits, seen_metrics, seen_rack;
+    uint32_t rack_keys, node_keys[RACK_MAX_NODES]; /* that are there, be they right or wrong */
+    unsigned rack_errors;                          /* in [rack] and the nodes */
+    struct spare {                                 /* takes the values of a section that cannot be kept */
+        struct mokd_device_config device;
+        struct mokd_limits limits;
+        struct rack_node_config node;
+    } spare;
 };
 
 struct key {

@@ -85,14 +85,27 @@ void config_set_rack(struct parser *parser, const struct key *key, void *base, c
     }
 }
 
-static void check_node(struct parser *parser, struct rack_node_config *node)
+/* A key that is there with an error in it is not missing. */
+static bool has_key(uint32_t there, const struct key *keys, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(keys[i].name, name) == 0)
+            return there >> i & 1;
+    return false;
+}
+
+static void check_node(struct parser *parser, size_t index)
 {
     static const uint8_t none[RACK_KEY_BYTES];
+    struct rack_node_config *node = &parser->config->nodes[index];
+    uint32_t there = parser->node_keys[index];
 
-    if (!node->address[0])
+    if (!has_key(there, config_node_keys, CONFIG_NODE_KEYS, "address"))
         config_complain(parser, "[node %s] address: missing", node->name);
-    if (memcmp(node->public_key, none, sizeof(none)) == 0)
+    if (!has_key(there, config_node_keys, CONFIG_NODE_KEYS, "public_key"))
         config_complain(parser, "[node %s] public_key: missing", node->name);
+    else if (parser->rack_errors == 0 && memcmp(node->public_key, none, sizeof(none)) == 0)
+        config_complain(parser, "[node %s] public_key: is all zeros, which is no key", node->name);
     if (!node->link_domain[0])
         memcpy(node->link_domain, parser->config->link_domain, sizeof(node->link_domain));
 }
@@ -107,14 +120,13 @@ void config_check_rack(struct parser *parser)
             config_complain(parser, "[node %s]: has no meaning without [rack]", config->nodes[0].name);
         return;
     }
-    if (parser->errors > 0)
-        return; /* what seems to be missing may be there, with an error in it */
-    if (!config->rack.node[0])
+    unsigned before = parser->errors;
+    if (!has_key(parser->rack_keys, config_rack_keys, CONFIG_RACK_KEYS, "node"))
         config_complain(parser, "[rack] node: missing, this node's name");
-    if (!config->rack.key[0])
+    if (!has_key(parser->rack_keys, config_rack_keys, CONFIG_RACK_KEYS, "key"))
         config_complain(parser, "[rack] key: missing, the file of this node's secret key");
     for (size_t i = 0; i < config->rack.n_nodes; i++)
-        check_node(parser, &config->nodes[i]);
-    if (parser->errors == 0 && rack_config_check(&config->rack, text) < 0)
+        check_node(parser, i);
+    if (parser->rack_errors == 0 && parser->errors == before && rack_config_check(&config->rack, text) < 0)
         config_complain(parser, "%s", text);
 }

@@ -57,6 +57,8 @@ void config_keep_devices(struct parser *parser, const char *text)
     struct mokd_config *config = parser->config;
     char **place = &config->limits_devices;
 
+    if (parser->section == SECTION_BAD)
+        return;
     if (parser->section == SECTION_USER)
         place = &config->users[config->n_users - 1].devices;
     else if (parser->section == SECTION_GROUP)

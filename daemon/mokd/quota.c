@@ -43,6 +43,14 @@ static void fill_rest(const struct mokd_limits *limits, Mok__Quota *ret)
     ret->queue_entries = limits->queue_entries;
 }
 
+static char *where_from(const struct mokd_tenant_config *tenant, const struct mokd_limits *limits,
+                        const Mok__QuotaLine *line, enum mokd_resource resource, char *section)
+{
+    if (mokd_config_gives(tenant, resource))
+        return section;
+    return (char *)(line->limit < limits->of[resource] ? "mokd's own limit" : "[limits]");
+}
+
 static void fill_user(const struct mokd_config *config, const struct mokd_user *user, struct entry *ret)
 {
     const struct mokd_tenant_config *tenant = mokd_config_user(config, user->uid);
@@ -54,9 +62,7 @@ static void fill_user(const struct mokd_config *config, const struct mokd_user *
         ret->line[i].used = user->used[i];
         ret->line[i].elsewhere = user->elsewhere[i];
         ret->line[i].limit = mokd_user_bound(user, i);
-        ret->line[i].from = mokd_config_gives(tenant, i)              ? ret->user_section
-                            : ret->line[i].limit < user->limits.of[i] ? (char *)"mokd's own limit"
-                                                                      : (char *)"[limits]";
+        ret->line[i].from = where_from(tenant, &user->limits, &ret->line[i], i, ret->user_section);
     }
     ret->quota.id = user->uid;
     ret->quota.name = (char *)user->name;
@@ -64,16 +70,16 @@ static void fill_user(const struct mokd_config *config, const struct mokd_user *
 }
 
 /* A user of the configuration who has nothing now; the groups that he is in are not known. */
-static void fill_absent(const struct mokd_config *config, const struct mokd_tenant_config *tenant, struct entry *ret)
+static void fill_absent(const struct mokd_server *server, const struct mokd_tenant_config *tenant, struct entry *ret)
 {
     struct mokd_limits limits;
 
-    mokd_config_limits(config, tenant->id, NULL, 0, &limits);
+    mokd_config_limits(server->config, tenant->id, NULL, 0, &limits);
     begin_entry(ret);
     snprintf(ret->user_section, sizeof(ret->user_section), "[user %s]", tenant->name);
     for (enum mokd_resource i = 0; i < MOKD_RESOURCES; i++) {
-        ret->line[i].limit = limits.of[i];
-        ret->line[i].from = mokd_config_gives(tenant, i) ? ret->user_section : (char *)"[limits]";
+        ret->line[i].limit = mokd_bound_of(server, &limits, i);
+        ret->line[i].from = where_from(tenant, &limits, &ret->line[i], i, ret->user_section);
     }
     ret->quota.id = tenant->id;
     ret->quota.name = (char *)tenant->name;
@@ -168,7 +174,7 @@ static void add_absent(const struct mokd_server *server, const struct mokd_tenan
 {
     if (account_of(server, tenant->id) || !has_room(answer))
         return;
-    fill_absent(server->config, tenant, &answer->entries[answer->count]);
+    fill_absent(server, tenant, &answer->entries[answer->count]);
     keep_entry(answer);
 }
 

@@ -281,6 +281,7 @@ static void add_totals(const struct mokd_server *server, struct status *status)
     body->pid = (uint32_t)getpid();
     body->errors = server->errors;
     mokd_fdstore_count(server->store, &body->store_used, &body->store_bound);
+    body->config = server->config->path;
     fill_devices(server, status->devices, status->device_pointers);
     body->n_device = server->n_devices;
     body->device = status->device_pointers;

@@ -11,9 +11,12 @@
 #include "memory.h"
 #include "rack_share.h"
 #include "session.h"
+#include "timer.h"
 
 /* More groups than this of one user are not looked at. */
 #define MAX_GIDS 1024
+/* Where nothing but his name hangs on the user database, it has this long. */
+#define PATIENCE_MS 1000u
 
 /* ------------------------------------------------------------------ pools */
 
@@ -177,10 +180,22 @@ static void looked_up(uv_work_t *work, int status)
     mokd_rack_share_user(user); /* by his name now */
     user->known = status == 0 && settle(user);
     tell_workers(user); /* he may have a queue already, opened with what holds for everyone */
-    if (user->known)
+    mokd_timer_cancel(&user->patience);
+    user->overdue = !user->known;
+    if (mokd_user_is_ready(user))
         mokd_sessions_let_in(user);
     mokd_user_unref(user);
     free(lookup);
+}
+
+static void look_up_overdue(void *cookie)
+{
+    struct mokd_user *user = cookie;
+
+    mokd_timer_cancel(&user->patience);
+    user->overdue = true;
+    if (mokd_user_is_ready(user))
+        mokd_sessions_let_in(user);
 }
 
 static bool start_lookup(struct mokd_user *user)
@@ -191,8 +206,11 @@ static bool start_lookup(struct mokd_user *user)
     lookup->uid = user->uid;
     lookup->user = mokd_user_hold(user);
     lookup->work.data = lookup;
+    user->patience = mokd_timer_start(&user->server->loop, PATIENCE_MS, look_up_overdue, user);
+    user->overdue = !user->patience;
     if (uv_queue_work(&user->server->loop, &lookup->work, look_up, looked_up) == 0)
         return true;
+    mokd_timer_cancel(&user->patience);
     mokd_user_unref(user);
     free(lookup);
     return false;
@@ -200,7 +218,7 @@ static bool start_lookup(struct mokd_user *user)
 
 bool mokd_user_is_ready(const struct mokd_user *user)
 {
-    return user->known || user->server->config->n_groups == 0;
+    return user->known || (user->overdue && user->server->config->n_groups == 0);
 }
 
 bool mokd_user_is_admin(const struct mokd_user *user)
@@ -255,13 +273,18 @@ void mokd_user_unref(struct mokd_user *user)
 
 /* ------------------------------------------------------------------ charging */
 
+uint64_t mokd_bound_of(const struct mokd_server *server, const struct mokd_limits *limits, enum mokd_resource resource)
+{
+    uint64_t bound = limits->of[resource];
+
+    if (resource == MOKD_DESCRIPTORS && bound > server->descriptor_share)
+        return server->descriptor_share;
+    return bound;
+}
+
 uint64_t mokd_user_bound(const struct mokd_user *user, enum mokd_resource resource)
 {
-    uint64_t bound = user->limits.of[resource];
-
-    if (resource == MOKD_DESCRIPTORS && bound > user->server->descriptor_share)
-        return user->server->descriptor_share;
-    return bound;
+    return mokd_bound_of(user->server, &user->limits, resource);
 }
 
 static bool fits(uint64_t used, uint64_t elsewhere, uint64_t amount, uint64_t bound)

@@ -28,6 +28,8 @@ struct mokd_user {
     uid_t uid;
     char name[MOK_MAX_NAME + 1]; /* the number until the name has been looked up */
     bool known;                  /* it has been looked up, and his groups too: limits and pools are right */
+    bool overdue;                /* the user database takes long, or failed: he goes by his number */
+    struct mokd_timer *patience; /* with it */
     struct mokd_limits limits;
     gid_t *gids;
     size_t n_gids;
@@ -48,7 +50,10 @@ struct mokd_user *mokd_user_ref(struct mokd_server *server, uid_t uid);
 struct mokd_user *mokd_user_hold(struct mokd_user *user);
 void mokd_user_unref(struct mokd_user *user); /* NULL is fine */
 
-/* Whether he may be let in: where groups have limits, not before it is known which he is in. */
+/*
+ * Whether he may be let in: where groups have limits, not before it is known which he is in; else once his name is known,
+ * or has not come for a while.
+ */
 bool mokd_user_is_ready(const struct mokd_user *user);
 /* Root, the user that mokd runs as, and the members of the configuration's admin_group. */
 bool mokd_user_is_admin(const struct mokd_user *user);
@@ -64,6 +69,8 @@ void mokd_user_adopt(struct mokd_user *user, enum mokd_resource resource, uint64
 
 /* What he may have of it himself, which for descriptors is also a matter of mokd's own limit. */
 uint64_t mokd_user_bound(const struct mokd_user *user, enum mokd_resource resource);
+/* The same for limits of anybody. */
+uint64_t mokd_bound_of(const struct mokd_server *server, const struct mokd_limits *limits, enum mokd_resource resource);
 
 /* His claim to a device's time. */
 void mokd_user_claim(const struct mokd_user *user, Mok__WorkerShare *ret);

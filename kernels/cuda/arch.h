@@ -36,6 +36,9 @@
 #define MOK_K_BLOCK_NS 800u /* a cluster's 256 x 256 x 64 takes about so long */
 
 #define MOK_SCHEDULE_CLUSTER 8u /* blocks that make the schedule */
+#ifndef MOK_SCHEDULE_STEPS
+#define MOK_SCHEDULE_STEPS 8u /* of 32 slots a warp that are looked up at once */
+#endif
 
 /* Segments start at multiples of this many rows. */
 #define MOK_SEGMENT_ALIGN 64u

@@ -102,6 +102,98 @@ __device__ __forceinline__ int32_t local_expert(const mok_cuda_schedule_args &a,
     return e >= 0 && e < (int32_t)a.local_experts ? e : -1;
 }
 
+/* Where experts and slots of a token are few, each warp has a share of its block's tokens and needs no other warp. */
+__device__ __forceinline__ bool by_warps(const mok_cuda_schedule_args &a)
+{
+    return a.local_experts <= few_experts && a.topk <= 32;
+}
+
+/* Slots [begin, end) of a warp, `step` at a time, which are whole tokens. */
+struct warp_share {
+    uint64_t begin, end;
+    uint32_t step;
+
+    __device__ warp_share(const mok_cuda_schedule_args &a, uint64_t block_begin, uint64_t block_end)
+        : step(32 / a.topk * a.topk)
+    {
+        constexpr uint32_t warps = threads / 32;
+        const uint64_t tokens = (block_end - block_begin) / a.topk, each = (tokens + warps - 1) / warps * a.topk;
+        begin = min(block_begin + threadIdx.x / 32 * each, block_end);
+        end = min(begin + each, block_end);
+    }
+    __device__ bool has(uint64_t f, uint32_t lane) const
+    {
+        return lane < step && f < end;
+    }
+};
+
+/* Looks the experts of the next `held_steps` steps up, all at once: they may be a trip to another GPU away. */
+__device__ void hold_slots(const mok_cuda_schedule_args &a, scan_shared &s, const warp_share &share, slot_walk walk,
+                           uint64_t f0)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    int32_t e[held_steps];
+#pragma unroll
+    for (uint32_t i = 0; i < held_steps; i++) {
+        const uint64_t f = f0 + i * share.step + lane;
+        e[i] = share.has(f, lane) ? local_expert(a, walk.find(a, f), f) : -1;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < held_steps; i++)
+        s.held[i][threadIdx.x] = (int16_t)e[i];
+}
+
+/*
+ * All lanes call visit(slot, its rank, its local expert or -1) for the warp's slots in order, step by step. `again`: it
+ * has been done before.
+ */
+template <class Visit>
+__device__ __forceinline__ void each_slot(const mok_cuda_schedule_args &a, scan_shared &s, const warp_share &share,
+                                          bool again, Visit visit)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const bool all_held = share.end - share.begin <= held_steps * share.step;
+    slot_walk walk = { 0 };
+    for (uint64_t f0 = share.begin; f0 < share.end; f0 += held_steps * share.step) {
+        if (!again || !all_held)
+            hold_slots(a, s, share, walk, f0);
+        for (uint32_t i = 0; i < held_steps && f0 + i * share.step < share.end; i++) {
+            const uint64_t f = f0 + i * share.step + lane;
+            visit(f, share.has(f, lane) ? walk.find(a, f) : 0, (int32_t)s.held[i][threadIdx.x]);
+        }
+    }
+}
+
+/* Adds one for each lane with an expert, in one addition for all lanes that have the same. */
+__device__ __forceinline__ void count_slot(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t *count,
+                                           uint32_t rank, int32_t e)
+{
+    const uint32_t whose = rank < a.rank ? 0 : rank == a.rank ? 1 : 2;
+    const uint32_t peers = __match_any_sync(~0u, e < 0 ? -1 : e * 4 + (int32_t)whose);
+    if (e < 0 || (peers & ((1u << threadIdx.x % 32) - 1)) != 0)
+        return;
+    atomicAdd(&count[e], (uint32_t)__popc(peers));
+    if (own_first(a) && whose < 2)
+        atomicAdd(&s.count_own[whose][e], (uint32_t)__popc(peers));
+}
+
+/* From each warp's counts to where its rows begin among the block's, and the block's counts. */
+__device__ void scan_warps(const mok_cuda_schedule_args &a, scan_shared &s)
+{
+    const uint32_t lane = threadIdx.x % 32; /* a warp */
+    for (uint32_t e = threadIdx.x / 32; e < a.local_experts; e += threads / 32) {
+        const uint32_t v = s.of_warp[lane][e];
+        uint32_t sum = v;
+        for (uint32_t d = 1; d < 32; d *= 2) {
+            const uint32_t up = __shfl_up_sync(~0u, sum, d);
+            sum += lane >= d ? up : 0;
+        }
+        s.of_warp[lane][e] = sum - v;
+        if (lane == 31)
+            s.count[e] = sum;
+    }
+}
+
 /* Counts this block's slots [begin, end) of each local expert. */
 __device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end)
 {
@@ -110,19 +202,23 @@ __device__ void count_slots(const mok_cuda_schedule_args &a, scan_shared &s, uin
     if (own_first(a))
         for (uint32_t e = threadIdx.x; e < a.local_experts; e += threads)
             s.count_own[0][e] = s.count_own[1][e] = 0;
+    if (by_warps(a))
+        for (uint32_t e = threadIdx.x % 32; e < a.local_experts; e += 32)
+            s.of_warp[threadIdx.x / 32][e] = 0;
     __syncthreads();
+    if (by_warps(a)) {
+        each_slot(a, s, warp_share(a, begin, end), false, [&](uint64_t, uint32_t rank, int32_t e) {
+            count_slot(a, s, s.of_warp[threadIdx.x / 32], rank, e);
+        });
+        __syncthreads();
+        scan_warps(a, s);
+        return;
+    }
     slot_walk walk = { 0 };
     for (uint64_t f0 = begin; f0 < end; f0 += threads) {
         uint64_t f = f0 + threadIdx.x;
         int32_t e = f < end ? local_expert(a, walk.find(a, f), f) : -1;
-        const uint32_t whose = walk.rank < a.rank ? 0 : walk.rank == a.rank ? 1 : 2;
-        /* one addition for all of a warp: experts are few */
-        uint32_t peers = __match_any_sync(~0u, e < 0 ? -1 : e * 4 + (int32_t)whose);
-        if (e < 0 || (peers & ((1u << threadIdx.x % 32) - 1)) != 0)
-            continue;
-        atomicAdd(&s.count[e], (uint32_t)__popc(peers));
-        if (own_first(a) && whose < 2)
-            atomicAdd(&s.count_own[whose][e], (uint32_t)__popc(peers));
+        count_slot(a, s, s.count, walk.rank, e);
     }
 }
 
@@ -298,49 +394,28 @@ __device__ void fill_run(const mok_cuda_schedule_args &a, uint32_t r, uint32_t t
 }
 
 /*
- * For each thread with an expert (e >= 0) the number of its row among this block's rows of that expert: rows of earlier
- * rounds, then of earlier warps, then of earlier lanes (`peers`: the lanes of the warp with the same expert).
+ * For each thread with an expert (e >= 0) the number of its row among this block's, or warp's, rows of that expert: rows
+ * of earlier rounds, then of earlier warps, then of earlier lanes (`before`, of `peers`, the lanes with the same expert).
  */
-__device__ uint32_t place_few(const mok_cuda_schedule_args &a, scan_shared &s, int32_t e, uint32_t peers,
-                              uint32_t before)
+__device__ __forceinline__ uint32_t place_of_warp(uint32_t *next, int32_t e, uint32_t peers, uint32_t before)
 {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    __syncthreads(); /* the round before has read */
-    for (uint32_t i = lane; i < a.local_experts; i += 32)
-        s.before[warp][i] = 0;
+    const uint32_t first = e >= 0 ? next[e] : 0;
     __syncwarp();
     if (e >= 0 && before == 0)
-        s.before[warp][e] = (uint16_t)__popc(peers);
-    __syncthreads();
-    for (uint32_t i = warp; i < a.local_experts; i += threads / 32) { /* lane: a warp */
-        uint32_t v = s.before[lane][i], sum = v;
-        for (uint32_t d = 1; d < 32; d *= 2) {
-            uint32_t up = __shfl_up_sync(~0u, sum, d);
-            sum += lane >= d ? up : 0;
-        }
-        s.before[lane][i] = (uint16_t)(sum - v);
-        if (lane == 31) {
-            s.round_first[i] = s.next[i];
-            s.next[i] += sum;
-        }
-    }
-    __syncthreads();
-    return e >= 0 ? s.round_first[e] + s.before[warp][e] + before : 0;
+        next[e] = first + __popc(peers);
+    __syncwarp();
+    return first + before;
 }
 
-__device__ uint32_t place_many(scan_shared &s, int32_t e, uint32_t peers, uint32_t before)
+__device__ uint32_t place_in_turns(scan_shared &s, int32_t e, uint32_t peers, uint32_t before)
 {
-    uint32_t first = 0;
-    for (uint32_t w = 0; w < threads / 32; w++) { /* warps in turn */
+    uint32_t place = 0;
+    for (uint32_t w = 0; w < threads / 32; w++) {
         __syncthreads();
-        if (threadIdx.x / 32 == w) {
-            first = e >= 0 ? s.next[e] : 0;
-            __syncwarp();
-            if (e >= 0 && before == 0)
-                s.next[e] = first + __popc(peers);
-        }
+        if (threadIdx.x / 32 == w)
+            place = place_of_warp(s.next, e, peers, before);
     }
-    return first + before;
+    return place;
 }
 
 /* Where a row of another rank is, and where from. */
@@ -350,30 +425,91 @@ struct far_row {
     bool fetched;   /* by itself; otherwise an earlier row of the macrobatch brings its token */
 };
 
+/* `other(k)`: the row of slot k of the same token, where it is of another rank, or ~0; all lanes call it. */
+template <class Other>
+__device__ __forceinline__ far_row first_of_token(const mok_cuda_schedule_args &a, uint32_t row, Other other)
+{
+    const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), macrobatch = row / 64 / ring64;
+    const uint32_t begin = macrobatch * ring64 * 64;
+    uint32_t first = row;
+    for (uint32_t k = 0; k < a.topk; k++) {
+        const uint32_t at = other(k);
+        first = at >= begin ? min(first, at) : first;
+    }
+    if (row == ~0u)
+        return {};
+    return { (uint64_t)(first - begin), macrobatch > 0, first == row };
+}
+
 /* All threads; row: of another rank's slot, or ~0. A round has all slots of a token beside each other. */
 __device__ far_row find_far_row(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t row)
 {
     __syncthreads(); /* the round before has read */
     s.far[threadIdx.x] = row;
     __syncthreads();
-    if (row == ~0u)
+    const uint32_t token = threadIdx.x / a.topk * a.topk;
+    return first_of_token(a, row, [&](uint32_t k) { return s.far[min(token + k, threads - 1)]; });
+}
+
+/* The same of a warp's step. */
+__device__ __forceinline__ far_row find_far_row_of_warp(const mok_cuda_schedule_args &a, uint32_t row)
+{
+    const uint32_t token = threadIdx.x % 32 / a.topk * a.topk;
+    if (__all_sync(~0u, row == ~0u))
         return {};
-    const uint32_t ring64 = (uint32_t)(a.ring_rows / 64), macrobatch = row / 64 / ring64;
-    const uint32_t begin = macrobatch * ring64 * 64, token = threadIdx.x / a.topk * a.topk;
-    uint32_t first = row;
-    for (uint32_t k = 0; k < a.topk; k++)
-        first = s.far[token + k] >= begin ? min(first, s.far[token + k]) : first;
-    return { (uint64_t)(first - begin), macrobatch > 0, first == row };
+    return first_of_token(a, row, [&](uint32_t k) { return __shfl_sync(~0u, row, (token + k) % 32); });
 }
 
 /*
- * Bit 0 of a source says: on another rank, so it is read from the ring once it has been pulled. Where pulls are apart a source
- * is where the row lies then, and another table says where from it is pulled; a backward finds in the context what such a
- * forward left there.
+ * Writes where the row of slot f comes from and goes to. Bit 0 of a source says: on another rank, so it is read from the
+ * ring once it has been pulled. Where pulls are apart a source is where the row lies then, and another table says where
+ * from it is pulled; a backward finds in the context what such a forward left there.
  */
+__device__ __forceinline__ void fill_row(const mok_cuda_schedule_args &a, uint32_t rank, uint64_t f, uint64_t row,
+                                         const far_row &far)
+{
+    const uint64_t slot = f - a.slot_first[rank], token = slot / a.topk;
+    const uint64_t from = reinterpret_cast<uint64_t>(a.x[rank]) + token * a.x_row_bytes;
+    uint64_t source = from | (rank != a.rank);
+    if (rank != a.rank && (a.apart || (a.left_apart && far.ring == 0)))
+        source = reinterpret_cast<uint64_t>(a.x_ring[far.ring]) + far.place * a.x_row_bytes;
+    a.row_src[row] = source;
+    if (a.apart)
+        a.row_pull[row] = far.fetched ? from : 0;
+    a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
+    if (a.backward) {
+        const uint64_t slots = reinterpret_cast<uint64_t>(a.ids[rank]) + slot * 4; /* all of four bytes a slot */
+        a.row_g[row] = (reinterpret_cast<uint64_t>(a.g[rank]) + token * a.g_row_bytes) | (rank != a.rank);
+        if (a.row_x_wide != nullptr) { /* others' rows have a place once they are pulled */
+            const uint64_t at = token * a.hidden * 2;
+            a.row_x_wide[row] = rank == a.rank ? reinterpret_cast<uint64_t>(a.x_wide) + at : 1;
+            a.row_g_wide[row] = rank == a.rank ? reinterpret_cast<uint64_t>(a.g_wide) + at : 1;
+        }
+        a.row_weight[row] = __ldcg(reinterpret_cast<const float *>(slots + a.weight_from_ids));
+        a.row_weight_dst[row] = slots + a.weight_slots_from_ids;
+    }
+}
+
+/* The rows of this block's slots. */
 __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint64_t begin, uint64_t end)
 {
-    const uint32_t lane = threadIdx.x % 32, round = a.apart || a.left_apart ? threads / a.topk * a.topk : threads;
+    const uint32_t lower = (1u << threadIdx.x % 32) - 1;
+    const bool once = a.apart || a.left_apart; /* a token's row comes once */
+    auto row_at = [&](int32_t e, uint32_t place) { return e < 0 ? 0 : (uint64_t)s.row64[e] * 64 + place; };
+    if (by_warps(a)) {
+        each_slot(a, s, warp_share(a, begin, end), true, [&](uint64_t f, uint32_t rank, int32_t e) {
+            const uint32_t peers = __match_any_sync(~0u, e);
+            const uint32_t place = place_of_warp(s.of_warp[threadIdx.x / 32], e, peers, __popc(peers & lower));
+            const uint64_t row = row_at(e, e < 0 ? 0 : s.next[e] + place);
+            far_row far = {};
+            if (once)
+                far = find_far_row_of_warp(a, e >= 0 && rank != a.rank ? (uint32_t)row : ~0u);
+            if (e >= 0)
+                fill_row(a, rank, f, row, far);
+        });
+        return;
+    }
+    const uint32_t round = once ? threads / a.topk * a.topk : threads;
     slot_walk walk = { 0 };
     for (uint64_t f0 = begin; f0 < end; f0 += round) {
         uint64_t f = f0 + threadIdx.x;
@@ -383,34 +519,13 @@ __device__ void fill_rows(const mok_cuda_schedule_args &a, scan_shared &s, uint6
             rank = walk.find(a, f);
             e = local_expert(a, rank, f);
         }
-        uint32_t peers = __match_any_sync(~0u, e), before = __popc(peers & ((1u << lane) - 1));
-        uint32_t place =
-            a.local_experts <= few_experts ? place_few(a, s, e, peers, before) : place_many(s, e, peers, before);
-        const uint64_t row = e < 0 ? 0 : (uint64_t)s.row64[e] * 64 + place;
+        const uint32_t peers = __match_any_sync(~0u, e);
+        const uint64_t row = row_at(e, place_in_turns(s, e, peers, __popc(peers & lower)));
         far_row far = {};
-        if (a.apart || a.left_apart)
+        if (once)
             far = find_far_row(a, s, e >= 0 && rank != a.rank ? (uint32_t)row : ~0u);
-        if (e < 0)
-            continue;
-        const uint64_t slot = f - a.slot_first[rank];
-        const uint64_t from = reinterpret_cast<uint64_t>(a.x[rank]) + slot / a.topk * a.x_row_bytes;
-        a.row_src[row] = from | (rank != a.rank);
-        if (rank != a.rank && (a.apart || (a.left_apart && far.ring == 0)))
-            a.row_src[row] = reinterpret_cast<uint64_t>(a.x_ring[far.ring]) + far.place * a.x_row_bytes;
-        if (a.apart)
-            a.row_pull[row] = far.fetched ? from : 0;
-        a.row_dst[row] = reinterpret_cast<uint64_t>(a.slot_rows[rank]) + slot * a.hidden * 2;
-        if (a.backward) {
-            const uint64_t slots = reinterpret_cast<uint64_t>(a.ids[rank]) + slot * 4; /* all of four bytes a slot */
-            a.row_g[row] = (reinterpret_cast<uint64_t>(a.g[rank]) + slot / a.topk * a.g_row_bytes) | (rank != a.rank);
-            if (a.row_x_wide != nullptr) { /* others' rows have a place once they are pulled */
-                const uint64_t at = slot / a.topk * a.hidden * 2;
-                a.row_x_wide[row] = rank == a.rank ? reinterpret_cast<uint64_t>(a.x_wide) + at : 1;
-                a.row_g_wide[row] = rank == a.rank ? reinterpret_cast<uint64_t>(a.g_wide) + at : 1;
-            }
-            a.row_weight[row] = __ldcg(reinterpret_cast<const float *>(slots + a.weight_from_ids));
-            a.row_weight_dst[row] = slots + a.weight_slots_from_ids;
-        }
+        if (e >= 0)
+            fill_row(a, rank, f, row, far);
     }
 }
 

@@ -19,7 +19,8 @@ __device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
-constexpr uint32_t few_experts = 128; /* up to here the warps of a block find their places at once, beyond in turns */
+constexpr uint32_t few_experts = 128; /* up to here a warp finds its rows' places by itself, beyond in turns */
+constexpr uint32_t held_steps = MOK_SCHEDULE_STEPS; /* of a warp's slots, whose experts stay on the chip */
 constexpr uint32_t own_experts = 512; /* beyond, a macrobatch does not begin with what need not be pulled */
 constexpr uint32_t near_chunks = 512; /* kept on the chip while the order is made; the others cost trips to memory */
 
@@ -30,8 +31,9 @@ struct scan_shared {
     uint32_t rows[MOK_MAX_EXPERTS];  /* of all slots */
     uint32_t next[MOK_MAX_EXPERTS];  /* the padded row that this block writes next, less 64 row64[] */
     uint32_t row64[MOK_MAX_EXPERTS + 1];
-    uint32_t round_first[few_experts];
-    uint16_t before[threads / 32][few_experts]; /* rows of the round in earlier warps */
+    /* where a warp has slots of its own: how many of each expert, then where its next row is, less next[] and 64 row64[] */
+    uint32_t of_warp[threads / 32][few_experts + 1];
+    int16_t held[held_steps][threads]; /* local experts of slots, or -1; of the thread alone */
     mok_cuda_chunk near[near_chunks];
     /* order_at_once: before each expert, and in all */
     uint32_t live[MOK_MAX_EXPERTS + 1], units[MOK_MAX_EXPERTS + 1], gate_ups[MOK_MAX_EXPERTS + 1],
@@ -41,6 +43,8 @@ struct scan_shared {
     uint32_t chunks;
     uint32_t far[threads]; /* rows of a round's slots, as far as they are of other ranks; ~0 */
 };
+
+static_assert(sizeof(scan_shared) <= 227 * 1024, "a block's shared memory");
 
 __device__ __forceinline__ mok_cuda_chunk &chunk_at(const mok_cuda_schedule_args &a, scan_shared &s, uint32_t i)
 {

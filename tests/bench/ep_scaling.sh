@@ -114,7 +114,7 @@ step() { # seconds-at-most description command...
         return 0
     fi
     echo "$(now) $what (at most $most s)" >&2
-    echo "== $what: $*" >> "$log"
+    echo "== $(now) $what: $*" >> "$log"
     timeout -k 5 "$((most < left - 3 ? most : left - 3))" "$@" > "$out/step.out" 2> "$out/step.err" || code=$?
     grep -a '^{' "$out/step.out" >> "$result" || true
     cat "$out/step.out" "$out/step.err" >> "$log"
@@ -167,6 +167,10 @@ on_gpus() {
     step 70 "$sharing, EP $ranks beside the strong baseline, Zipf and hot rank" "${layer[@]}" --candidates "mok${peers:+,strong}" \
         --routing zipf,hot-rank --rounds $((rounds / 2 + 1)) --limit 66
     if [[ $ranks -gt 1 ]]; then
+        step 45 "$sharing, EP $ranks beside the strong baseline, hot rank with twice the rows" "${layer[@]}" --candidates "mok${peers:+,strong}" \
+            --routing hot-rank-twice --ops forward --rounds $((rounds / 2 + 1)) --limit 42
+        step 45 "$sharing, EP 1 beside the strong baseline, with as many rows" "${one[@]}" --candidates mok,strong --tokens 4096 --ops forward \
+            --rounds $((rounds / 2 + 1)) --limit 42
         for sweep in comm_units=0,4,8,12,16,24,32 minibatch_rows=0,512,1024,2048,4096,8192; do
             step 30 "$sharing, EP $ranks, sweep of ${sweep%=*}" "${layer[@]}" --sweep "$sweep" --shape kimi,qwen --rounds 12 --limit 28
         done

@@ -42,7 +42,9 @@ struct options {
     uint64_t ring_bytes;
     uint32_t minibatch_rows;
     bool backward, bf16_gradients;
+    bool both;  /* a forward before each backward */
     bool mxfp8; /* per128 */
+    bool tiles; /* weights in tiles of 128 x 128 */
 };
 
 enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
@@ -149,9 +151,9 @@ static void describe_gpu(char device[256], char driver[128])
 static void report(const struct options *o, const struct shape *s, const struct figures *figures)
 {
     double median[FIGURES];
-    double gflop = (o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
+    double gflop = (o->both ? 18.0 : o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
-    const char *op = o->backward ? "backward" : "forward";
+    const char *op = o->both ? "both" : o->backward ? "backward" : "forward";
     char extra[420], device[256], driver[128];
 
     describe_gpu(device, driver);
@@ -166,7 +168,7 @@ static void report(const struct options *o, const struct shape *s, const struct 
              (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32");
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
-                                   .precision = o->mxfp8 ? "mxfp8-per128" : "bf16",
+                                   .precision = o->tiles ? "mxfp8-per128, tiles" : o->mxfp8 ? "mxfp8-per128" : "bf16",
                                    .shape = s->name,
                                    .ep = (int)o->ep,
                                    .tokens = o->tokens,
@@ -212,6 +214,7 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .topk = s->topk,
                                           .ep = o->ep,
                                           .precision = o->mxfp8 ? MOK_MXFP8_PER128 : MOK_BF16,
+                                          .tiles = o->tiles,
                                           .max_tokens = o->tokens,
                                           .context_mode = o->context_mode,
                                           .seed = 1,
@@ -223,6 +226,7 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .bf16_gradients = o->bf16_gradients };
         run->gpus = o->gpus;
         run->backward = o->backward;
+        run->both = o->both;
         run->socket = socket;
         pthread_barrier_init(&run->barrier, NULL, o->ep);
         for (uint32_t r = 0; r < o->ep; r++) {
@@ -251,8 +255,9 @@ static int usage(FILE *file)
         fprintf(file, "%s%s", i ? ", " : "", shapes[i].name);
     fprintf(file,
             ")\n"
-            "  --op forward|backward   what to time (default forward)\n"
-            "  --precision bf16|mxfp8  of the experts (default bf16; mxfp8: forward, scales of 128 values)\n"
+            "  --op forward|backward|both   what to time (default forward; both: one behind the other)\n"
+            "  --precision bf16|mxfp8|mxfp8-tiles   of the experts (default bf16; mxfp8: scales of 128 values, of weights\n"
+            "                          of 1 x 128, or of tiles of 128 x 128)\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
             "  --gpus N                GPUs that they are spread over (default 1)\n"
             "  --tokens N              tokens a rank (default 2048)\n"
@@ -279,8 +284,8 @@ static uint32_t name_of(const char *option, const char *text, const char *const 
 
 static void parse(int argc, char **argv, struct options *o)
 {
-    static const char *const ops[] = { "forward", "backward" }, *const contexts[] = { "full", "recompute" },
-                             *const types[] = { "f32", "bf16" }, *const precisions[] = { "bf16", "mxfp8" };
+    static const char *const ops[] = { "forward", "backward", "both" }, *const contexts[] = { "full", "recompute" },
+                             *const types[] = { "f32", "bf16" }, *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles" };
     static const struct option options[] = {
         { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
         { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
@@ -324,10 +329,12 @@ static void parse(int argc, char **argv, struct options *o)
             o->routing = (enum workload_routing)name_of("routing", optarg, routing_names, 4);
             break;
         case 'b':
-            o->backward = name_of("op", optarg, ops, 2) == 1;
+            o->both = name_of("op", optarg, ops, 3) == 2;
+            o->backward = o->both || strcmp(optarg, "backward") == 0;
             break;
         case 'x':
-            o->mxfp8 = name_of("precision", optarg, precisions, 2) == 1;
+            o->mxfp8 = name_of("precision", optarg, precisions, 3) > 0;
+            o->tiles = strcmp(optarg, "mxfp8-tiles") == 0;
             break;
         case 'c':
             o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;

@@ -220,21 +220,24 @@ static int reap(struct cuda_rank *rank, const mok_ticket *ticket, int count)
 
 double cuda_rank_time(struct cuda_rank *rank, bool through_mokd, int count)
 {
-    enum mok_op_kind kind = rank->run->backward ? MOK_KIND_BACKWARD : MOK_KIND_FORWARD;
-    mok_ticket ticket[MAX_QUEUED];
+    const enum mok_op_kind last = rank->run->backward ? MOK_KIND_BACKWARD : MOK_KIND_FORWARD;
+    const int each = rank->run->both ? 2 : 1;
+    mok_ticket ticket[2 * MAX_QUEUED];
     float ms = 0;
 
     if (cuda_rank_meet(rank, count > MAX_QUEUED ? -1 : 0) < 0)
         return (double)NAN;
     int r = check(rank, cudaEventRecord(rank->from, rank->stream), "event");
-    for (int i = 0; i < count && r == 0; i++)
+    for (int i = 0; i < each * count && r == 0; i++) {
+        const enum mok_op_kind kind = i % each == each - 1 ? last : MOK_KIND_FORWARD;
         r = through_mokd ? run_daemon(rank, kind, &ticket[i]) : run_own(rank, kind);
+    }
     if (r == 0)
         r = check(rank, cudaEventRecord(rank->to, rank->stream), "event");
     if (r == 0)
         r = check(rank, cudaStreamSynchronize(rank->stream), "waiting");
     if (r == 0 && through_mokd)
-        r = reap(rank, ticket, count);
+        r = reap(rank, ticket, each * count);
     if (r == 0)
         r = check(rank, cudaEventElapsedTime(&ms, rank->from, rank->to), "events");
     return cuda_rank_meet(rank, r) < 0 ? (double)NAN : (double)ms / count;

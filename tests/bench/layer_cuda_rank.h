@@ -40,7 +40,8 @@ struct cuda_rank {
 struct cuda_run {
     struct workload problem;
     uint32_t gpus;
-    bool backward;
+    bool backward; /* or, with `both`, a forward and then a backward */
+    bool both;
     const char *socket;
     pthread_barrier_t barrier;
     struct cuda_rank rank[CUDA_MAX_RANKS];
@@ -51,7 +52,7 @@ struct cuda_run {
 int cuda_rank_open(struct cuda_rank *rank);
 void cuda_rank_close(struct cuda_rank *rank);
 
-/* `count` operations in a row on the rank's stream; milliseconds of one, NAN: failed. Collective. */
+/* `count` operations in a row (pairs of them, with `both`) on the rank's stream; milliseconds of one, NAN: failed. Collective. */
 double cuda_rank_time(struct cuda_rank *rank, bool through_mokd, int count);
 
 /* All ranks are at this point; 0, or -1 if one of them has failed. */

@@ -131,12 +131,21 @@ def sweep_cuda(rs):
     return table(["shape", "EP", "option", "setting", "forward ms", "over the plan's"], rows)
 
 
+def links_cuda(rs):
+    """A forward's transfers into the GPU that gets most, as nvidia-smi counted them."""
+    mb = lambda v: "-" if v is None or v < 0 else number(v * 1e-6, 0)
+    rows = [[r["shape"], str(r["ep"]), r["routing"], r["sharing"], mb(r["link_bytes_seen"]), mb(r["link_bytes"]), number(r["link_bytes_seen"] / r["ms"] * 1e-6 if r["link_bytes_seen"] >= 0 else None, 0),
+             number(r.get("gather_gb_s"), 0), number(r.get("pull_gb_s"), 0)] for r in sorted(rs, key=order)]
+    return table(["shape", "EP", "routing", "sharing", "MB a forward", "with a pull a row", "GB/s, spread over the forward", "strong's gather alone, GB/s", "its pull, GB/s"], rows)
+
+
 def usual(r):
     return r["routing"] == "uniform" and r["tokens"] == 2048 and r["sharing"] == "mps"
 
 
 KINDS = {"layer-cuda": lambda r: "share_of_dense" in r and "of" not in r and "date" in r, "daemon-cuda": lambda r: "cost_us" in r, "mokd-cuda": lambda r: r.get("of") == "mok" and usual(r),
-         "mokd-cuda-more": lambda r: r.get("of") == "mok" and not usual(r), "sweep-cuda": lambda r: "over_plan" in r}
+         "mokd-cuda-more": lambda r: r.get("of") == "mok" and not usual(r), "sweep-cuda": lambda r: "over_plan" in r,
+         "links-cuda": lambda r: r.get("of") == "mok" and r["op"] == "forward" and "link_bytes_seen" in r}
 
 
 def restart(rs):
@@ -201,7 +210,7 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "mxfp8": mxfp8, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "mxfp8": mxfp8, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):

@@ -7,9 +7,9 @@
  */
 #include <string.h>
 
+#include "kinds.h"
 #include "rack/liveness.h"
 #include "rack/zap.h"
-#include "util.h"
 #include "wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -114,39 +114,6 @@ static void as_zap(const uint8_t *data, size_t size)
     }
     rack_zap_decide(frames, count, allow_some, NULL, &zap);
     must(strcmp(zap.status, "200") != 0 || count == RACK_ZAP_FRAMES);
-}
-
-/* The n-th of the messages that a message can be one of; NULL: there are none. */
-static const ProtobufCFieldDescriptor *kind_of(const ProtobufCMessageDescriptor *type, uint8_t n)
-{
-    const ProtobufCFieldDescriptor *kinds[256];
-    unsigned count = 0;
-
-    for (unsigned i = 0; i < type->n_fields && count < ARRAY_SIZE(kinds); i++)
-        if (type->fields[i].type == PROTOBUF_C_TYPE_MESSAGE && type->fields[i].flags & PROTOBUF_C_FIELD_FLAG_ONEOF)
-            kinds[count++] = &type->fields[i];
-    return count > 0 ? kinds[n % count] : NULL;
-}
-
-static size_t put_varint(uint8_t *to, uint64_t value)
-{
-    size_t n = 0;
-
-    for (; value >= 0x80; value >>= 7)
-        to[n++] = (uint8_t)(value | 0x80);
-    to[n++] = (uint8_t)value;
-    return n;
-}
-
-/* Puts a message that holds these bytes, with space before them. Returns where it begins. */
-static uint8_t *wrap(const ProtobufCFieldDescriptor *kind, uint8_t *bytes, size_t *size)
-{
-    uint8_t head[20];
-    size_t used = put_varint(head, (uint64_t)kind->id << 3 | 2);
-
-    used += put_varint(head + used, *size);
-    *size += used;
-    return memcpy(bytes - used, head, used);
 }
 
 /* A good head and addresses, and whatever comes as the body: of one kind, and where that has kinds, of one of those. */

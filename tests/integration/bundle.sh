@@ -66,6 +66,10 @@ done
 grep -q '"job":.*"bundle-job"' "$dir/x"/*/status.json || fail "the job is not in the status"
 grep -q "socket = $dir/mokd.sock" "$dir/x"/*/mokd.conf || fail "the configuration is not there"
 grep -q 'session: resume' "$dir/x"/*/log.txt || fail "the log is not there"
+"$build/client/mokctl" bundle --out "$dir/d.tar" >/dev/null || fail "no archive without --config"
+mkdir "$dir/y"
+tar -xf "$dir/d.tar" -C "$dir/y"
+grep -q "socket = $dir/mokd.sock" "$dir/y"/*/mokd.conf || fail "not the configuration that mokd reads"
 "$build/client/mokctl" bundle --out "$dir/b.tar.gz" 2>"$dir/said" && fail "an archive was overwritten"
 grep -q 'File exists' "$dir/said" || fail "said: $(cat "$dir/said")"
 # without mokd there is one too

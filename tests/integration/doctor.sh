@@ -59,6 +59,8 @@ a_well_node_has_no_failure() {
         [ "$(verdict $check)" != null ] || fail "no word of $check"
     done
     [ "$(verdict versions)" = ok ] && [ "$(verdict devices)" = ok ] || fail "versions or devices"
+    "$build/client/mokctl" doctor >"$dir/said" || true # mokd says which file it reads
+    says "^ok +config +$dir/mokd.conf is without error"
 }
 
 what_is_wrong_is_named_with_a_remedy() {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Nodes, workers and ranks that go while operations run: the others learn who and where within twice the heartbeat
- * time-out, other groups do not notice, the job forms its group again, and nothing is left behind.
+ * time-out, other groups do not notice, the job forms its group again, and nothing is left behind. MOK_TEST_CYCLES=N sets
+ * how many groups come and go.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -45,6 +46,7 @@ struct runner {
     const struct workload *problem;
     const char *group;
     uint32_t rank, node, device;
+    unsigned late_ms; /* before its first step */
     int limit;  /* steps; 0: until an error, or as many as *until */
     int *until; /* 0: not known yet; the same for all ranks of a group */
     int steps, code;
@@ -65,6 +67,7 @@ static void *run(void *argument)
 
     r->code = workload_open(&r->state, r->problem, r->rank, 48, 48u * r->rank, r->rack->node[r->node].socket, r->group,
                             r->device);
+    usleep(r->late_ms * 1000);
     while (r->code == 0 && (!r->limit || r->steps < r->limit) && !is_enough(r)) {
         r->code = workload_step(&r->state, NULL, NULL);
         __atomic_add_fetch(&r->steps, r->code == 0, __ATOMIC_RELEASE);
@@ -358,10 +361,27 @@ static void a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes(
 
 /* ---------------------------------------------------------------- many times */
 
+static void a_deadline_counts_from_when_the_rank_of_another_node_has_joined(void **state)
+{
+    struct workload quick = narrow;
+    struct runner r[2];
+
+    quick.timeout_ns = UINT64_C(1000000000);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        r[rank] = (struct runner){ .rack = *state, .problem = &quick, .group = "late", .rank = rank, .node = rank };
+        r[rank].limit = 1;
+        r[rank].late_ms = rank ? 1300 : 0;
+        pthread_create(&r[rank].thread, NULL, run, &r[rank]);
+    }
+    for (uint32_t rank = 0; rank < 2; rank++)
+        expect_well(&r[rank]);
+}
+
 static void hundreds_of_groups_come_and_go_without_growth(void **state)
 {
     struct rack_stack *rack = *state;
-    enum { CYCLES = 120, WARM = 20 };
+    const char *asked = getenv("MOK_TEST_CYCLES");
+    const int WARM = 20, CYCLES = asked ? atoi(asked) : 120;
     int descriptors[3];
     long kb[3];
 
@@ -414,6 +434,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_leaves_is_named_with_its_node),
         cmocka_unit_test(a_worker_that_dies_on_another_node_is_named_with_it),
         cmocka_unit_test(a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes),
+        cmocka_unit_test(a_deadline_counts_from_when_the_rank_of_another_node_has_joined),
         cmocka_unit_test(hundreds_of_groups_come_and_go_without_growth),
         cmocka_unit_test(a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on),
         cmocka_unit_test(a_daemon_that_stops_in_order_ends_its_groups_at_once),

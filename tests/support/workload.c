@@ -141,12 +141,13 @@ static void fill_weight(const struct workload_rank *r, mok_buffer *buffer, mok_b
                         uint64_t rows, uint64_t columns, float scale)
 {
     const struct workload *p = r->problem;
-    uint64_t count = rows * columns, scale_bytes = mok_mxfp8_scale_bytes(rows, columns);
+    uint64_t local = p->experts / p->ep, count = rows * columns, scale_bytes = mok_mxfp8_scale_bytes(rows, columns);
     if (!is_mx(p)) {
         fill_bf16(r, buffer, stream, r->rank * count, count, scale);
         return;
     }
-    mok_mxfp8_options o = { .size = sizeof(o), .rows = rows, .columns = columns, .dtype = MOK_DTYPE_BF16, .precision = p->precision };
+    mok_mxfp8_options o = { .size = sizeof(o), .matrices = local, .rows = rows / local, .columns = columns, .dtype = MOK_DTYPE_BF16,
+                            .precision = p->precision, .flags = p->tiles ? MOK_QUANTIZE_TILES : 0 };
     uint16_t *values = stage_bf16(r, stream, r->rank * count, count, scale);
     uint8_t *code = stage(count), *code_scale = stage(scale_bytes);
     if (mok_mxfp8_quantize(&o, values, code, code_scale) < 0)
@@ -306,7 +307,8 @@ void workload_poison(struct workload_rank *r)
 int workload_forward(struct workload_rank *r, mok_ticket *ret_ticket)
 {
     mok_forward_args args = {
-        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode, .x = whole(r->x),
+        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode,
+        .timeout_ns = r->problem->timeout_ns, .x = whole(r->x),
         .ids = whole(r->ids), .topk_weight = whole(r->weight), .out = whole(r->out),
     };
     if (args.context_mode != MOK_CONTEXT_NONE)
@@ -317,7 +319,8 @@ int workload_forward(struct workload_rank *r, mok_ticket *ret_ticket)
 int workload_backward(struct workload_rank *r, uint32_t flags, mok_ticket *ret_ticket)
 {
     mok_backward_args args = {
-        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode, .flags = flags, .x = whole(r->x), .context = whole(r->context),
+        .size = sizeof(args), .tokens = r->tokens, .context_mode = r->problem->context_mode,
+        .timeout_ns = r->problem->timeout_ns, .flags = flags, .x = whole(r->x), .context = whole(r->context),
         .d_out = whole(r->d_out), .d_x = whole(r->d_x), .d_topk_weight = whole(r->d_weight),
     };
     return mok_layer_backward(r->layer, &args, ret_ticket);

@@ -28,6 +28,8 @@ struct workload {
     uint32_t session_weight, queue_entries; /* 0: as mok_session_options has it */
     uint64_t ring_bytes;    /* 0: the plan's choice, as in mok_layer_options */
     uint32_t minibatch_rows, comm_units;
+    bool tiles; /* of an MXFP8 layer: weights in tiles of 128 x 128, not 1 x 128 */
+    uint64_t timeout_ns; /* of an operation */
     bool bf16_gradients;
 };
 

@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent.parent / "gpu")]
 def arguments():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--shape", default="kimi,glm,qwen,dsv4")
-    a.add_argument("--routing", default="uniform", help="uniform, zipf, hot-rank, hot-expert; several with commas")
+    a.add_argument("--routing", default="uniform", help="uniform, zipf, hot-rank, hot-rank-twice, hot-expert; several with commas")
     a.add_argument("--candidates", default="mok,strong,naive", help="which of mok, mok16 (weight gradients in BF16), strong, naive; several with commas")
     a.add_argument("--baseline", help="another baseline's directory (common.py, libglue.so), as one more candidate; EP 1 only")
     a.add_argument("--ops", default="forward,backward", help="forward alone needs less memory")

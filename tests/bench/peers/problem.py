@@ -7,7 +7,7 @@ import torch
 # hidden, intermediate, local experts (0: `experts` in all), experts, top-k; as in mok-bench layer
 SHAPES = {"kimi": (7168, 2048, 6, 0, 8), "glm": (6144, 2048, 4, 0, 8), "qwen": (4096, 1024, 8, 0, 10), "dsv4": (7168, 3072, 6, 0, 6),
           "mixtral": (4096, 14336, 0, 8, 2), "qwen3-30b": (2048, 768, 0, 128, 8), "small": (1024, 512, 8, 0, 2), "tiny": (256, 128, 4, 0, 2)}
-ROUTINGS = ("uniform", "zipf", "hot-rank", "hot-expert")
+ROUTINGS = ("uniform", "zipf", "hot-rank", "hot-rank-twice", "hot-expert")
 
 
 @dataclasses.dataclass
@@ -52,7 +52,8 @@ def distinct(p, log_chance, k):
 
 
 def route(p):
-    """Expert ids, I32 [T][K]. hot-rank: rank 0 gets twice its share, as far as distinct experts allow; hot-expert: expert 0
+    """Expert ids, I32 [T][K]. hot-rank: rank 0 gets twice its share, as far as distinct experts allow; hot-rank-twice: all of
+    it, so that tokens name some of its experts twice where these are fewer; hot-expert: expert 0
     gets half of all rows, so that tokens name it several times."""
     even = torch.zeros(p.experts, device=p.device)
     if p.routing == "zipf":
@@ -64,6 +65,12 @@ def route(p):
             parts.append(distinct(p, even[p.local:], p.topk - here) + p.local)
         ids = torch.cat(parts, 1)
         return ids.gather(1, torch.rand(p.tokens, p.topk, device=p.device).argsort(1)).int()
+    if p.routing == "hot-rank-twice" and p.ranks > 1:
+        here = min(-(-2 * p.topk // p.ranks), p.topk)
+        parts = [distinct(p, even[:p.local], min(p.local, here - first)) for first in range(0, here, p.local)]
+        if here < p.topk:
+            parts.append(distinct(p, even[p.local:], p.topk - here) + p.local)
+        return torch.cat(parts, 1).int()
     if p.routing == "hot-expert" and p.experts - 1 >= p.topk - p.topk // 2:
         hot = torch.zeros(p.tokens, p.topk // 2, device=p.device, dtype=torch.long)
         return torch.cat([hot, distinct(p, even[1:], p.topk - p.topk // 2) + 1], 1).int()

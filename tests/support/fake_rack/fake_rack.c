@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "rack/frame.h"
 #include "util.h"
 #include "wire.h"
 
@@ -235,7 +236,7 @@ void fake_net_choke(struct fake_net *net, uint32_t a, uint32_t b, bool choke)
 
 const char *rack_state_text(enum rack_state state)
 {
-    static const char *const texts[] = { "unknown", "up", "suspect", "lost" };
+    static const char *const texts[] = { "unknown", "up", "suspect", "lost", "left" };
     return (unsigned)state < ARRAY_SIZE(texts) ? texts[state] : "?";
 }
 
@@ -247,9 +248,24 @@ int rack_start(uv_loop_t *loop, const struct rack_config *config, const uint8_t 
     return -MOK_ENOTSUP;
 }
 
+void rack_leave(struct rack *rack)
+{
+    (void)rack;
+}
+
 void rack_stop(struct rack *rack)
 {
     (void)rack;
+}
+
+void rack_set_tenants(struct rack *rack, uint64_t hash)
+{
+    (void)rack, (void)hash;
+}
+
+void rack_set_draining(struct rack *rack, bool draining)
+{
+    (void)rack, (void)draining;
 }
 
 int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
@@ -317,7 +333,7 @@ int rack_info(const struct rack *rack, uint32_t node, struct rack_node_info *ret
         .error = "",
         .epoch = rack->view[node].epoch,
         .rtt_ns = -1,
-        .protocol = 1,
+        .protocol = RACK_PROTOCOL_SHARED,
         .inventory_agrees = rack->view[node].state == RACK_UP,
         .counters = { .sent = rack->view[node].sent, .received = rack->view[node].received },
     };

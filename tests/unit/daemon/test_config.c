@@ -224,7 +224,14 @@ static void sizes_have_binary_suffixes(void **state)
     assert_int_equal(mokd_parse_size("99999999999T", &bytes), -MOK_ERANGE);
     assert_int_equal(mokd_parse_size("", &bytes), -MOK_EARG);
     assert_int_equal(mokd_parse_size("-1", &bytes), -MOK_EARG);
+    assert_int_equal(mokd_parse_size("16KiB", &bytes), 0);
+    assert_int_equal(bytes, 16384);
+    assert_int_equal(mokd_parse_size("2GiB", &bytes), 0);
+    assert_int_equal(bytes, UINT64_C(2) << 30);
     assert_int_equal(mokd_parse_size("1KB", &bytes), -MOK_EARG);
+    assert_int_equal(mokd_parse_size("1Ki", &bytes), -MOK_EARG);
+    assert_int_equal(mokd_parse_size("1KiBs", &bytes), -MOK_EARG);
+    assert_int_equal(mokd_parse_size("1iB", &bytes), -MOK_EARG);
     assert_int_equal(mokd_parse_size("1 K", &bytes), -MOK_EARG);
 }
 
@@ -433,6 +440,43 @@ static void a_link_domain_of_the_rack_is_that_of_nodes_that_name_none(void **sta
     mokd_config_release(&config);
 }
 
+static void expect_sentence(const char *part)
+{
+    for (size_t i = 0; i < n_sentences; i++)
+        if (strstr(sentences[i], part))
+            return;
+    fail_msg("nothing says \"%s\"", part);
+}
+
+static void errors_of_every_kind_are_told_at_once(void **state)
+{
+    struct mokd_config config;
+
+    (void)state;
+    assert_int_equal(load("[daemon]\nspeed = 1\n[user no.such.user]\nweight = 0\n[device a/b]\nthreads = 0\n"
+                          "[rack]\nnode = n 1\n[node n2]\naddress = host:1\n[node n/3]\npublic_key = 1\n",
+                          &config),
+                     -MOK_EARG);
+    expect_sentence("speed = 1: unknown key");
+    expect_sentence("knows no such user");
+    expect_sentence("[user no.such.user] weight = 0: must be in 1..1000");
+    expect_sentence("[device a/b]: a device's name");
+    expect_sentence("[device a/b] threads = 0: must be in");
+    expect_sentence("node = n 1: must have");
+    expect_sentence("[node n2] address = host:1: must be an address");
+    expect_sentence("[node n/3]: a node's name");
+    expect_sentence("[node n/3] public_key = 1: must be the 64");
+    expect_sentence("at least one device");
+    expect_sentence("[rack] key: missing");
+    expect_sentence("[node n2] public_key: missing");
+    assert_int_equal(n_sentences, 12); /* and nothing that is there is said to be missing */
+    assert_int_equal(load(DEVICE "[rack]\nnode = n1\nkey = /k\n[node n1]\naddress = 192.0.2.3:1\npublic_key = "
+                                 "0000000000000000000000000000000000000000000000000000000000000000\n",
+                          &config),
+                     -MOK_EARG);
+    expect_sentence("[node n1] public_key: is all zeros");
+}
+
 static void what_is_wrong_with_a_rack_is_named(void **state)
 {
     (void)state;
@@ -444,8 +488,8 @@ static void what_is_wrong_with_a_rack_is_named(void **state)
     expect_refusal(DEVICE RACK "[node n2]\n", 11, "[node n2]: the node is there twice");
     expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.3:1\n", 0, "[node n3] public_key: missing");
     expect_refusal(DEVICE RACK "[node n3]\npublic_key = " KEY1 "\n", 0, "[node n3] address: missing");
-    expect_refusal(DEVICE RACK "[node n3]\naddress = host:1\n", 12, "must be an address in numbers and a port");
-    expect_refusal(DEVICE RACK "[node n3]\npublic_key = 12\n", 12, "64 hexadecimal digits");
+    expect_refusal(DEVICE RACK "[node n3]\naddress = host:1\npublic_key = " KEY1 "\n", 12, "must be an address in numbers and a port");
+    expect_refusal(DEVICE RACK "[node n3]\npublic_key = 12\naddress = 192.0.2.3:1\n", 12, "64 hexadecimal digits");
     expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.1:7117\npublic_key = " KEY2 "\n", 0,
                    "[node n3]: has the name, address or public key of [node n1]");
     expect_refusal(DEVICE "[rack]\nnode = n1\nkey = /k\nheartbeat_ms = 1\n", 5, "must be in 10..60000");
@@ -500,6 +544,7 @@ int main(void)
         cmocka_unit_test(a_users_limits_override_the_general_ones_wherever_they_stand),
         cmocka_unit_test(the_most_specific_section_wins_and_what_is_counted_binds_a_group_as_a_whole),
         cmocka_unit_test(users_and_groups_may_be_named),
+        cmocka_unit_test(errors_of_every_kind_are_told_at_once),
         cmocka_unit_test(sizes_have_binary_suffixes),
         cmocka_unit_test(refusals_name_line_key_value_and_bound),
         cmocka_unit_test(refusals_name_structure),

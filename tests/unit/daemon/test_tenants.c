@@ -276,6 +276,9 @@ static void a_user_sees_his_own_quota_and_an_administrator_everybodys(void **sta
     _cleanup_answer_ struct answer all = ask_quota(&root, "", true);
     assert_non_null(find_quota(&all, false, 0));
     assert_int_equal(find_line(find_quota(&all, false, 77), "sessions")->limit, 9); /* who has nothing now */
+    const Mok__QuotaLine *descriptors = find_line(find_quota(&all, false, 77), "descriptors");
+    assert_int_equal(descriptors->limit, find_line(find_quota(&all, false, STRANGER), "descriptors")->limit);
+    assert_string_equal(descriptors->from, "mokd's own limit");
     assert_int_equal(find_line(find_quota(&all, true, NOBODY), "layers")->limit, 8);
     _cleanup_answer_ struct answer named = ask_quota(&root, "4242", false);
     assert_int_equal(find_line(find_quota(&named, false, STRANGER), "bytes")->used, 8192);
@@ -284,6 +287,24 @@ static void a_user_sees_his_own_quota_and_an_administrator_everybodys(void **sta
     client_close(&client);
     client_close(&root);
     assert_int_equal(daemon_stop(&daemon), 0);
+}
+
+static void a_user_is_called_by_his_name_from_the_first_request_on(void **state)
+{
+    struct daemon daemon;
+
+    (void)state;
+    if (getuid() != 0)
+        skip();
+    for (int i = 0; i < 5; i++) {
+        struct client client;
+        daemon_start(&daemon, "[device host0]\n", 0);
+        open_as(&client, &daemon, NOBODY);
+        _cleanup_answer_ struct answer answer = ask_quota(&client, "", true);
+        expect(&answer, -MOK_EACCESS, "user nobody is no administrator");
+        client_close(&client);
+        assert_int_equal(daemon_stop(&daemon), 0);
+    }
 }
 
 /* ------------------------------------------------------------------ devices of one group alone */
@@ -516,6 +537,7 @@ int main(void)
         cmocka_unit_test(each_limit_is_named_with_its_value_and_bound),
         cmocka_unit_test(a_hangup_brings_new_limits_and_takes_nothing_away),
         cmocka_unit_test(a_user_sees_his_own_quota_and_an_administrator_everybodys),
+        cmocka_unit_test(a_user_is_called_by_his_name_from_the_first_request_on),
         cmocka_unit_test(a_group_that_may_has_its_devices_alone_until_it_leaves),
         cmocka_unit_test(devices_that_others_use_cannot_be_had_alone),
         cmocka_unit_test(who_may_not_ask_for_devices_of_his_own_is_told_so),

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Each product of an MXFP8 layer on the CUDA engine beside FP64 sums of the values that it multiplied, which are read
+ * from the engine's memory: so nothing differs but the accumulation. Skipped where there is no GPU.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/layout.h"
+#include "device.h"
+#include "hd.h"
+#include "mok/ring_abi.h"
+#include "mx/bf16.h"
+#include "mx/mx.h"
+
+#ifdef MAX_EP
+#define FEWER(many, few) few
+#else
+#define FEWER(many, few) many
+#endif
+
+/*
+ * How far a sum may be from the exact one, in parts of the sum of its terms' magnitudes. Tensor cores keep some 14 bits
+ * of the sums of 128 E4M3 products and drop what is below; the drops of a sum have either sign.
+ */
+#define E4M3_BOUND 0x1p-12
+#define BF16_BOUND 0x1p-16
+#define BF16_HALF_ULP 0x1p-8 /* of a result that is stored as BF16: at most, in parts of it */
+
+/* A sum and the magnitudes of its terms. */
+struct sum {
+    double exact, magnitude;
+};
+
+static void add(struct sum *s, double value, double magnitude)
+{
+    s->exact += value;
+    s->magnitude += magnitude;
+}
+
+static struct sum dot(const double *a, const double *b, uint64_t count)
+{
+    struct sum s = { 0 };
+
+    for (uint64_t i = 0; i < count; i++)
+        add(&s, a[i] * b[i], fabs(a[i] * b[i]));
+    return s;
+}
+
+static double worst; /* in parts of what is allowed, over a product */
+
+static void check(const char *what, uint64_t row, uint64_t column, double got, struct sum want, double bound, double rounding)
+{
+    const double allowed = bound * want.magnitude + rounding * (fabs(want.exact) + bound * want.magnitude);
+
+    worst = fmax(worst, allowed > 0 ? fabs(got - want.exact) / allowed : 0);
+    if (!(fabs(got - want.exact) <= allowed))
+        fail_msg("%s, row %llu, column %llu: %.9g, must be %.9g within %.3g", what, (unsigned long long)row,
+                 (unsigned long long)column, got, want.exact, allowed);
+}
+
+static void checked(const char *what)
+{
+    if (getenv("MOK_TEST_PRINT_ERRORS"))
+        print_message("%s: at most %.3f of what is allowed\n", what, worst);
+    worst = 0;
+}
+
+static void *copy_of(const void *device, uint64_t bytes)
+{
+    void *copy = malloc(bytes);
+
+    assert_non_null(copy);
+    assert_int_equal(cudaMemcpy(copy, device, bytes, cudaMemcpyDeviceToHost), 0);
+    return copy;
+}
+
+static double *doubles(uint64_t count)
+{
+    double *d = malloc(count * sizeof(*d));
+
+    assert_non_null(d);
+    return d;
+}
+
+static double *of_bf16(const void *device, uint64_t count)
+{
+    uint16_t *bits = copy_of(device, count * sizeof(*bits));
+    double *d = doubles(count);
+
+    for (uint64_t i = 0; i < count; i++)
+        d[i] = (double)mok_bf16_to_f32(bits[i]);
+    free(bits);
+    return d;
+}
+
+/* Codes [rows][columns], a row every `pitch` bytes, and scales, a row every `scale_pitch` and one for 32 columns. */
+static double *of_codes(const void *codes, uint64_t pitch, const void *scales, uint64_t scale_pitch, uint64_t rows,
+                        uint64_t columns)
+{
+    double *d = doubles(rows * columns);
+
+    for (uint64_t r = 0; r < rows; r++) {
+        uint8_t *code = copy_of((const uint8_t *)codes + r * pitch, columns);
+        uint8_t *scale = copy_of((const uint8_t *)scales + r * scale_pitch, (columns + 31) / 32);
+
+        for (uint64_t i = 0; i < columns; i++)
+            d[r * columns + i] = (double)mok_mx_decode(code[i], scale[i / 32]);
+        free(code);
+        free(scale);
+    }
+    return d;
+}
+
+/* A layer that is being run, and where its rows belong. */
+struct layer {
+    struct problem p;
+    struct device_group group;
+    struct mok_cuda_layout layout;
+    uint64_t rows;              /* padded ones */
+    uint32_t *expert, *slot;    /* of a padded row; slot ~0: it is padding */
+    double *gate, *up, *down;   /* [E][I][H], [E][I][H], [E][H][I] */
+    double *across[3];          /* the same with their last two axes exchanged */
+};
+
+static const uint8_t *own(const struct layer *l)
+{
+    return l->group.private_memory[0].at;
+}
+
+static const uint8_t *symmetric(const struct layer *l)
+{
+    return l->group.symmetric[0].at;
+}
+
+static double *turned(const double *from, uint64_t experts, uint64_t rows, uint64_t columns)
+{
+    double *to = doubles(experts * rows * columns);
+
+    for (uint64_t e = 0; e < experts; e++)
+        for (uint64_t r = 0; r < rows; r++)
+            for (uint64_t c = 0; c < columns; c++)
+                to[(e * columns + c) * rows + r] = from[(e * rows + r) * columns + c];
+    return to;
+}
+
+static double *weights_of(const uint16_t *bits, uint64_t count)
+{
+    double *d = doubles(count);
+
+    for (uint64_t i = 0; i < count; i++)
+        d[i] = (double)mok_bf16_to_f32(bits[i]);
+    return d;
+}
+
+/* Weights whose rows have the same scale in each tile, so that tiles keep their values. */
+static void open_layer(struct layer *l)
+{
+    static const struct problem_options options = { .hidden = 272,
+                                                    .intermediate = 144,
+                                                    .experts = 3,
+                                                    .topk = 2,
+                                                    .tokens = FEWER(300, 24),
+                                                    .masked = 0.1,
+                                                    .seed = 51 };
+    struct problem *p = &l->p;
+
+    *l = (struct layer){ 0 };
+    problem_make(p, &options);
+    const uint64_t count = (uint64_t)p->experts * problem_expert_elements(p);
+    for (uint64_t i = 0; i < count; i++) {
+        if (i % p->hidden % 128 == 0)
+            p->gate[i] = p->up[i] = 0x3f80; /* 1 */
+        if (i % p->intermediate % 128 == 0)
+            p->down[i] = 0x3f80;
+    }
+    problem_quantise_weights(p, 128);
+    l->gate = weights_of(p->gate, count);
+    l->up = weights_of(p->up, count);
+    l->down = weights_of(p->down, count);
+    l->across[0] = turned(l->gate, p->experts, p->intermediate, p->hidden);
+    l->across[1] = turned(l->up, p->experts, p->intermediate, p->hidden);
+    l->across[2] = turned(l->down, p->experts, p->hidden, p->intermediate);
+    device_group_open(&l->group, p,
+                      &(struct device_options){ .ranks = 1,
+                                                .precision = MOK_MXFP8_PER128,
+                                                .tiles = true,
+                                                .context_mode = MOK_CONTEXT_FULL,
+                                                .flags = MOK_OPF_OVERWRITE_WGRAD },
+                      &p->tokens);
+    mok_cuda_layout_make(&l->group.plan[0], &l->layout);
+}
+
+static void close_layer(struct layer *l)
+{
+    free(l->expert);
+    free(l->slot);
+    free(l->gate);
+    free(l->up);
+    free(l->down);
+    for (unsigned i = 0; i < 3; i++)
+        free(l->across[i]);
+    device_group_close(&l->group);
+    problem_free(&l->p);
+}
+
+/* Whose rows are whose, from what MAIN said and where it sends them. */
+static void find_rows(struct layer *l, const struct mok_op_result *result)
+{
+    const uint64_t first = (uint64_t)(uintptr_t)symmetric(l) + l->group.plan[0].sym_slots;
+    uint64_t *to, row = 0;
+
+    l->rows = result->padded_rows;
+    assert_true(l->rows <= l->group.plan[0].ring_rows);
+    to = copy_of(own(l) + l->layout.row_dst, l->rows * sizeof(*to));
+    l->expert = malloc(l->rows * sizeof(*l->expert));
+    l->slot = malloc(l->rows * sizeof(*l->slot));
+    assert_true(l->expert && l->slot);
+    for (uint32_t e = 0; e < l->p.experts; e++)
+        for (uint64_t i = 0; i < mok_round_up(result->expert_rows[e], 64); i++, row++) {
+            l->expert[row] = e;
+            l->slot[row] = ~0u;
+            if (i < result->expert_rows[e])
+                l->slot[row] = (uint32_t)((to[row] - first) / (2ull * l->p.hidden));
+            if (i < result->expert_rows[e])
+                assert_true(l->slot[row] < l->p.tokens * l->p.topk);
+        }
+    assert_int_equal(row, l->rows);
+    free(to);
+}
+
+/* This rank's x, or with `behind` its d_out, as experts read them: [tokens][H]. */
+static double *quantised_rows(const struct layer *l, bool behind)
+{
+    const uint64_t pitch = mok_cuda_x_row_bytes(&l->group.plan[0]);
+    const uint8_t *at = symmetric(l) + l->group.plan[0].sym_engine + (behind ? l->group.plan[0].spec.max_tokens * pitch : 0);
+
+    return of_codes(at, pitch, at + l->p.hidden, pitch, l->p.tokens, l->p.hidden);
+}
+
+/* [rows][I] with a row of scales for each. */
+static double *inner_rows(const struct layer *l, uint64_t codes, uint64_t scales)
+{
+    return of_codes(own(l) + codes, l->p.intermediate, own(l) + scales, mok_cuda_h_scale_bytes(&l->group.plan[0]), l->rows,
+                    l->p.intermediate);
+}
+
+static double *slots_of(const struct layer *l)
+{
+    return of_bf16(symmetric(l) + l->group.plan[0].sym_slots, (uint64_t)l->p.tokens * l->p.topk * l->p.hidden);
+}
+
+static void check_forward(const struct layer *l)
+{
+    const uint64_t H = l->p.hidden, I = l->p.intermediate;
+    const uint8_t *ring = (const uint8_t *)l->group.args[0].context + l->group.plan[0].ctx_ring;
+    struct mok_cuda_kept kept;
+
+    mok_cuda_kept_make(&l->group.plan[0], &kept);
+    double *x = quantised_rows(l, false), *h = inner_rows(l, l->layout.h, l->layout.h_scale), *y = slots_of(l);
+    double *a = of_bf16(ring + kept.a, l->rows * I), *b = of_bf16(ring + kept.b, l->rows * I);
+    for (uint64_t r = 0; r < l->rows; r++) {
+        const uint64_t e = l->expert[r], slot = l->slot[r];
+        if (slot == ~0u)
+            continue;
+        const double *row = x + slot / l->p.topk * H;
+        for (uint64_t i = 0; i < I; i++) {
+            check("gate", r, i, a[r * I + i], dot(row, l->gate + (e * I + i) * H, H), E4M3_BOUND, BF16_HALF_ULP);
+            check("up", r, i, b[r * I + i], dot(row, l->up + (e * I + i) * H, H), E4M3_BOUND, BF16_HALF_ULP);
+        }
+    }
+    checked("gate and up");
+    for (uint64_t r = 0; r < l->rows; r++)
+        for (uint64_t c = 0; l->slot[r] != ~0u && c < H; c++)
+            check("down", r, c, y[l->slot[r] * H + c], dot(h + r * I, l->down + (l->expert[r] * H + c) * I, I), E4M3_BOUND,
+                  BF16_HALF_ULP);
+    checked("down");
+    free(x);
+    free(h);
+    free(y);
+    free(a);
+    free(b);
+}
+
+/* u = d_out down is stored nowhere; <u, h> is. `h`: codes' values, as forward left them. */
+static void check_d_hidden(const struct layer *l, const double *g, const double *h)
+{
+    const uint64_t H = l->p.hidden, I = l->p.intermediate;
+    float *got = copy_of(l->group.args[0].d_topk_weight, (uint64_t)l->p.tokens * l->p.topk * sizeof(*got));
+
+    for (uint64_t r = 0; r < l->rows; r++) {
+        struct sum s = { 0 };
+        if (l->slot[r] == ~0u)
+            continue;
+        for (uint64_t i = 0; i < I; i++) {
+            struct sum u = dot(g + l->slot[r] / l->p.topk * H, l->across[2] + (l->expert[r] * I + i) * H, H);
+            add(&s, u.exact * h[r * I + i], u.magnitude * fabs(h[r * I + i]));
+        }
+        check("d_hidden times h", r, 0, (double)got[l->slot[r]], s, E4M3_BOUND, 0);
+    }
+    checked("d_hidden");
+    free(got);
+}
+
+static void check_d_input(const struct layer *l, const double *d_a, const double *d_b)
+{
+    const uint64_t H = l->p.hidden, I = l->p.intermediate;
+    double *d_x = slots_of(l);
+
+    for (uint64_t r = 0; r < l->rows; r++)
+        for (uint64_t c = 0; l->slot[r] != ~0u && c < H; c++) {
+            struct sum s = dot(d_a + r * I, l->across[0] + (l->expert[r] * H + c) * I, I);
+            struct sum up = dot(d_b + r * I, l->across[1] + (l->expert[r] * H + c) * I, I);
+            add(&s, up.exact, up.magnitude);
+            check("d_input", r, c, d_x[l->slot[r] * H + c], s, E4M3_BOUND, BF16_HALF_ULP);
+        }
+    checked("d_input");
+    free(d_x);
+}
+
+/* gradient [E][rows][columns]: sums over an expert's rows of `left` times `right`, either one row a token or a padded row. */
+static void check_wgrad(const char *what, const struct layer *l, const float *gradient, const double *left, uint64_t rows,
+                        bool left_of_token, const double *right, uint64_t columns, bool right_of_token)
+{
+    float *got = copy_of(gradient, l->p.experts * rows * columns * sizeof(*got));
+    struct sum *want = calloc(l->p.experts * rows * columns, sizeof(*want));
+
+    assert_non_null(want);
+    for (uint64_t n = 0; n < l->rows; n++) {
+        const uint64_t token = l->slot[n] / l->p.topk;
+        if (l->slot[n] == ~0u)
+            continue;
+        for (uint64_t r = 0; r < rows; r++)
+            for (uint64_t c = 0; c < columns; c++) {
+                const double term = left[(left_of_token ? token : n) * rows + r] * right[(right_of_token ? token : n) * columns + c];
+                add(&want[(l->expert[n] * rows + r) * columns + c], term, fabs(term));
+            }
+    }
+    for (uint64_t i = 0; i < l->p.experts * rows * columns; i++)
+        check(what, i / columns, i % columns, (double)got[i], want[i], BF16_BOUND, 0);
+    checked(what);
+    free(got);
+    free(want);
+}
+
+static void products_are_exact_but_for_accumulation(void **state)
+{
+    uint64_t rows[MOK_MAX_EXPERTS];
+    struct mok_op_result result;
+    struct layer l;
+
+    (void)state;
+    open_layer(&l);
+    assert_int_equal(device_phase(&l.group, 0, MOK_PHASE_PREPARE).status, 0);
+    result = device_phase(&l.group, 0, MOK_PHASE_MAIN);
+    assert_int_equal(result.status, 0);
+    memcpy(rows, result.expert_rows, l.p.experts * sizeof(rows[0]));
+    result.expert_rows = rows;
+    find_rows(&l, &result);
+    check_forward(&l);
+
+    const uint64_t H = l.p.hidden, I = l.p.intermediate;
+    const struct mok_expert_params *params = &l.group.args[0].params;
+    double *h = inner_rows(&l, l.layout.h, l.layout.h_scale);
+    device_backward(&l.group, 0);
+    double *x = quantised_rows(&l, false), *g = quantised_rows(&l, true);
+    double *d_a = inner_rows(&l, l.layout.d_a_code, l.layout.d_a_scale);
+    double *d_b = inner_rows(&l, l.layout.d_b_code, l.layout.d_b_scale);
+    double *weighted = of_bf16(own(&l) + l.layout.h_wide, l.rows * I);
+    check_d_hidden(&l, g, h);
+    check_d_input(&l, d_a, d_b);
+    check_wgrad("gradient of gate", &l, params->d_gate, d_a, I, false, x, H, true);
+    check_wgrad("gradient of up", &l, params->d_up, d_b, I, false, x, H, true);
+    check_wgrad("gradient of down", &l, params->d_down, g, H, true, weighted, I, false);
+    free(h);
+    free(x);
+    free(g);
+    free(d_a);
+    free(d_b);
+    free(weighted);
+    close_layer(&l);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(products_are_exact_but_for_accumulation) };
+
+    device_or_skip();
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
