@@ -24,6 +24,32 @@ static const struct mok_engine_ops *ops(void)
     return found;
 }
 
+void device_repeat_forward(struct device_group *group, const uint16_t *want, int times)
+{
+    for (int i = 0; i < times; i++) {
+        device_forward(group);
+        uint16_t *got = device_out(group);
+        if (memcmp(got, want, problem_rows_elements(&group->shape) * sizeof(*got)) != 0)
+            fail_msg("forward %d: other bits", i);
+        free(got);
+    }
+}
+
+void device_repeat_backward(struct device_group *group, bool all, const uint8_t *want, int times)
+{
+    size_t size;
+
+    for (int i = 0; i < times; i++) {
+        if (all)
+            device_forward(group);
+        device_backward(group, 0.0f);
+        uint8_t *got = device_gradient_bytes(group, &size);
+        if (memcmp(got, want, size) != 0)
+            fail_msg("backward %d: other bits", i);
+        free(got);
+    }
+}
+
 void device_or_skip(void)
 {
     struct mok_engine_config config = { 0 };

@@ -67,6 +67,11 @@ void device_check_canaries(const struct device_group *group);
 /* The outputs of all ranks in the problem's order; BF16 [T][H], freed by the caller. */
 uint16_t *device_out(const struct device_group *group);
 
+/* Does it `times` times; each time the outputs must have these bits. */
+void device_repeat_forward(struct device_group *group, const uint16_t *want, int times);
+/* The same for gradients; `all`: with a forward before each. */
+void device_repeat_backward(struct device_group *group, bool all, const uint8_t *want, int times);
+
 /* Ends the program as skipped, with the reason, where this machine has no GPU that the engine takes. */
 void device_or_skip(void);
 
