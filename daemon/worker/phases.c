@@ -185,7 +185,10 @@ static enum mok_phase phase_of(const struct dispatcher *d, const struct worker_l
 {
     switch (layer->action) {
     case MOK_ACT_PREPARE:
-        return d->ops->runs_whole && layer->view.ep == 1 ? MOK_PHASE_WHOLE : MOK_PHASE_PREPARE;
+        /* one that has been cancelled since it became runnable has to pass the verdict, which WHOLE leaves out */
+        if (d->ops->runs_whole && layer->view.ep == 1 && layer->first->dispatch.info.status >= 0)
+            return MOK_PHASE_WHOLE;
+        return MOK_PHASE_PREPARE;
     case MOK_ACT_MAIN:
         return MOK_PHASE_MAIN;
     default:

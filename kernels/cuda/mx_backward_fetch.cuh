@@ -154,6 +154,51 @@ struct mx_backward_gather : slot_gather {
         gather_landed(b, stage, lane);
     }
 
+    /*
+     * Where the tile's noted rows begin, from this warp's first on, in 16 bytes: 16 words for each of the threads' rows,
+     * where other tasks have their columns'. False: they are too far apart for that.
+     */
+    __device__ uint32_t apart(uint32_t r) const
+    {
+        return b.smem + mx_column_offset + r % 8 * 64 + r / 8 * 4;
+    }
+    __device__ bool note_apart() const
+    {
+        const uint8_t *first = row(thread / 32 * 4);
+        bool near = true;
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            const int64_t bytes = row(own_row() + 64 * i) - first;
+            const int32_t words = static_cast<int32_t>(bytes / 16);
+            near = near && static_cast<int64_t>(words) * 16 == bytes;
+            store_shared_4(apart(own_row() + 64 * i), words);
+        }
+        __syncwarp();
+        return __all_sync(~0u, near);
+    }
+
+    /* Begins to fetch 16 bytes, `byte` bytes behind each of this thread's rows' beginnings, or zeros. */
+    __device__ __forceinline__ void fetch_tile(uint32_t to, uint32_t byte, uint32_t bytes, bool near) const
+    {
+        const uint32_t first = thread / 8;
+        if (!near) {
+#pragma unroll 4
+            for (uint32_t i = 0; i < gather_rows; i++)
+                cp_async_16(to + i * gather_step * 128, row(first + i * gather_step) + byte, bytes);
+            return;
+        }
+        const uint8_t *from = row(thread / 32 * 4) + byte;
+#pragma unroll
+        for (uint32_t i = 0; i < gather_rows; i += 4) {
+            const uint4 v = load_shared_16(apart(first + i * gather_step));
+            const uint32_t words[4] = { v.x, v.y, v.z, v.w };
+#pragma unroll
+            for (uint32_t j = 0; j < 4; j++)
+                cp_async_16(to + (i + j) * gather_step * 128, from + static_cast<int64_t>(static_cast<int32_t>(words[j])) * 16,
+                            bytes);
+        }
+    }
+
     enum weight { DOWN, GATE, UP };
 
     /*
@@ -167,16 +212,14 @@ struct mx_backward_gather : slot_gather {
         const uint32_t chunk = thread % 8, first = thread / 8;
         const uint32_t dst = b.smem + a_offset + first * 128 + ((chunk ^ (first % 8)) * 16);
         uint2 columns = make_uint2(0, 0);
+        const bool near = gathered && note_apart();
 #pragma unroll 1
         for (uint32_t k = 0; k < k_blocks; k++, pipe.n++, at += gathered ? q.hidden_tiles : q.common.down_tiles) {
             const uint32_t stage = pipe.stage();
             mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
             if (gathered) {
                 const uint32_t byte = k * MOK_MX_TILE_K + chunk * 16, bytes = byte < q.common.hidden ? 16 : 0;
-                const uint32_t to = dst + stage * MOK_A_BYTES;
-#pragma unroll 4
-                for (uint32_t i = 0; i < gather_rows; i++)
-                    cp_async_16(to + i * gather_step * 128, row(first + i * gather_step) + (bytes ? byte : 0), bytes);
+                fetch_tile(dst + stage * MOK_A_BYTES, bytes ? byte : 0, bytes, near);
             }
             fetch_rows(stage, k, gathered ? q.common.hidden : 0);
             cp_async_commit();

@@ -48,6 +48,8 @@ struct options {
 };
 
 enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
+_Static_assert((DAEMON ^ OWN) == (DAEMON_QUEUED ^ OWN_QUEUED), "measure() changes them about");
+_Static_assert(WARM % 2 == 0, "rounds are measured in pairs");
 
 struct figures {
     double ms[FIGURES][CUDA_MAX_RANKS][MAX_ROUNDS];
@@ -71,7 +73,10 @@ static void copy(void *to, const void *from, uint64_t bytes)
 
 static int measure(struct part *part)
 {
-    /* What comes behind long work finds a slower card, so each figure comes behind each other one as often. */
+    /*
+     * What comes behind long work finds a slower card, so each figure comes behind each other one as often; and every second
+     * round is the one before with mokd and this process changed about, so that either finds what the other has left.
+     */
     static const uint8_t order[FIGURES][FIGURES] = { { DAEMON, OWN, OWN_QUEUED, DAEMON_QUEUED },
                                                      { OWN, DAEMON_QUEUED, DAEMON, OWN_QUEUED },
                                                      { DAEMON_QUEUED, OWN_QUEUED, OWN, DAEMON },
@@ -80,7 +85,7 @@ static int measure(struct part *part)
 
     for (uint32_t i = 0; i < rounds + WARM; i++) {
         for (int n = 0; n < FIGURES; n++) {
-            int f = order[i % FIGURES][n];
+            int f = order[i / 2 % FIGURES][n] ^ (i % 2 ? DAEMON ^ OWN : 0);
             double one = cuda_rank_time(part->rank, f == DAEMON || f == DAEMON_QUEUED, f >= DAEMON_QUEUED ? QUEUED : 1);
             if (isnan(one))
                 return -1;
@@ -120,14 +125,17 @@ static double slowest_median(const struct figures *figures, enum figure f, uint3
     return bench_quantile(worst, rounds, 0.5);
 }
 
-/* What one takes longer than the other in the same round, in us: the card's temperature is in neither. */
+/* What one takes longer than the other in a pair of rounds, in us: the card's temperature is in neither. */
 static double median_cost(const struct figures *figures, enum figure f, enum figure peer, uint32_t ep, uint32_t rounds)
 {
     static double more[MAX_ROUNDS];
+    uint32_t pairs = rounds < 2 ? 1 : rounds / 2;
 
-    for (uint32_t i = 0; i < rounds; i++)
-        more[i] = (slowest(figures, f, ep, i) - slowest(figures, peer, ep, i)) * 1e3;
-    return bench_quantile(more, rounds, 0.5);
+    for (uint32_t i = 0; i < pairs * 2 && i < rounds; i++) {
+        double one = (slowest(figures, f, ep, i) - slowest(figures, peer, ep, i)) * 1e3;
+        more[i / 2] = i % 2 ? (more[i / 2] + one) / 2 : one;
+    }
+    return bench_quantile(more, pairs, 0.5);
 }
 
 /* "NVIDIA H200", "580.159.04, CUDA 13.0". */

@@ -425,6 +425,41 @@ static void a_cancel_at_any_moment_leaves_the_ranks_agreed(void **state)
     pair_end(&pair);
 }
 
+/* Ready to run, but the device is somebody else's: the cancel still says what becomes of it. */
+static void an_operation_that_waits_for_the_device_ends_as_its_cancel_says(void **state)
+{
+    struct mok_layer_spec spec = job_small;
+    unsigned count[2] = { 0 };
+    struct pair pair;
+    struct job long_job, job;
+    (void)state;
+
+    spec.max_tokens = 16384;
+    pair_start(&pair, NULL);
+    job_open(&long_job, pair.of, 1, &spec);
+    job_open(&job, pair.of, 1, &job_small);
+    for (unsigned i = 0; i < 20; i++) {
+        struct mok_cqe cqe;
+        int code[2] = { 0 };
+        job_submit_forward(&long_job, 0, 1);
+        usleep(300);
+        job_submit_forward(&job, 0, 1);
+        usleep(50 * (i % 4));
+        job_submit_cancel(&job, 0, 2, 1);
+        for (unsigned k = 0; k < 2; k++) {
+            assert_true(client_reap(&job.client[0], &cqe, HARNESS_WAIT_MS));
+            code[cqe.user_data - 1] = cqe.result;
+        }
+        assert_int_equal(code[0], code[1] == 0 ? -MOK_ECANCELED : 0);
+        client_expect(&long_job.client[0], 1, 0);
+        count[code[1] != 0]++;
+    }
+    print_message("%u cancelled, %u too late\n", count[0], count[1]);
+    job_close(&job);
+    job_close(&long_job);
+    pair_end(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -444,6 +479,7 @@ int main(void)
         cmocka_unit_test(operations_behind_it_are_cancelled_in_their_turn),
         cmocka_unit_test(cancelling_what_is_not_there_says_so),
         cmocka_unit_test(a_cancel_at_any_moment_leaves_the_ranks_agreed),
+        cmocka_unit_test(an_operation_that_waits_for_the_device_ends_as_its_cancel_says),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
