@@ -61,7 +61,9 @@ build_ahead() {
     ahead=$!
 }
 wait_ahead() {
-    [[ -z $ahead ]] || wait "$ahead" || true
+    [[ -n $ahead ]] || return 0
+    chrt --other --pid 0 "$ahead" 2>/dev/null || true # now it is wanted
+    wait "$ahead" || true
     ahead=
 }
 trap '[[ -z $ahead ]] || kill "$ahead" 2>/dev/null || true' EXIT

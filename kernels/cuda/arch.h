@@ -26,6 +26,7 @@
 #define MOK_MX_BACKWARD_CONSUMER_REGISTERS 232
 #define MOK_MX_BACKWARD_PRODUCER_REGISTERS 40
 #define MOK_MX_TILE_K 128u /* E4M3 values of a 128-byte swizzle span */
+#define MOK_MX_PULLS 4u /* tasks that bring a unit's rows of x, so that few clusters are not all that do */
 
 #define MOK_A_BYTES (MOK_TILE_M * MOK_TILE_K * 2u)
 #define MOK_B_BYTES (MOK_TILE_N * MOK_TILE_K * 2u)

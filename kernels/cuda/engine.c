@@ -315,8 +315,15 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
 int mok_cuda_make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
                       uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions)
 {
-    const cuuint64_t size[3] = { columns, rows, planes },
-                     stride[2] = { columns * element_bytes, columns * rows * element_bytes };
+    return mok_cuda_make_row_map(d, ret, base, element_bytes, columns, rows, planes, box_rows, dimensions,
+                                 columns * element_bytes);
+}
+
+int mok_cuda_make_row_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
+                          uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions,
+                          uint64_t row_bytes)
+{
+    const cuuint64_t size[3] = { columns, rows, planes }, stride[2] = { row_bytes, row_bytes * rows };
     const cuuint32_t box[3] = { MOK_TILE_K * 2 / element_bytes, box_rows, 1 }, step[3] = { 1, 1, 1 };
     CUresult r = d->tensor_map_encode(
         ret, element_bytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, dimensions,
@@ -419,6 +426,7 @@ static int enqueue_main(struct mok_engine_layer *l, const struct mok_op_args *ar
     const bool mx = mok_cuda_is_mx(l);
     s->apart = spec->ep > 1 && !backward && !mx;
     s->left_apart = spec->ep > 1 && s->kept && !mx;
+    s->unit_pulls = mx && !backward ? MOK_MX_PULLS : spec->ep > 1;
     if (!backward)
         keep_ring(l, args);
     for (uint32_t i = 0; i < 2; i++)
@@ -464,7 +472,7 @@ static int enqueue_prepare(struct mok_engine_layer *l, const struct mok_op_args 
         mok_cuda_backward_prepare(l, args, &a);
     if (mok_cuda_launch_prepare(&a, stream) != 0)
         return -MOK_EDEVICE;
-    return mok_cuda_is_mx(l) ? mok_cuda_mx_quantize(l, args, bad_id, stream) : 0;
+    return mok_cuda_is_mx(l) && !mok_cuda_mx_beside(l, args) ? mok_cuda_mx_quantize(l, args, bad_id, stream) : 0;
 }
 
 static int enqueue_reduce(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)

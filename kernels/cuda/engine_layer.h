@@ -94,6 +94,10 @@ struct mok_engine_layer {
  */
 int mok_cuda_make_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
                       uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions);
+/* The same where rows lie so many bytes apart. */
+int mok_cuda_make_row_map(const struct mok_cuda_driver *d, CUtensorMap *ret, const void *base, uint32_t element_bytes,
+                          uint64_t columns, uint64_t rows, uint64_t planes, uint32_t box_rows, uint32_t dimensions,
+                          uint64_t row_bytes);
 
 /* engine.c. Makes the entry that of a phase; its `refused` says whether there is anything to queue. */
 int mok_cuda_ready(struct mok_cuda_run_entry *entry, struct mok_engine_layer *layer, const struct mok_op_args *args,
@@ -152,6 +156,8 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
 bool mok_cuda_is_mx(const struct mok_engine_layer *l);
 void mok_cuda_mx_fill(struct mok_engine_layer *l);
 int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p);
+/* Whether x is quantised beside the schedule: of one rank's forward, which nobody else reads it of. */
+bool mok_cuda_mx_beside(const struct mok_engine_layer *l, const struct mok_op_args *args);
 /* x, of a backward d_out too */
 int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id, void *stream);
 int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream);

@@ -24,6 +24,7 @@ void mok_cuda_mx_fill(struct mok_engine_layer *l)
     mx->common.k_blocks = (uint32_t)mok_div_up(spec->hidden, MOK_MX_TILE_K);
     mx->h = m + l->layout.h;
     mx->h_scale = m + l->layout.h_scale;
+    mx->x_rows[1] = m + l->layout.x;
     mx->inter = spec->intermediate;
     mx->tiles = l->layout.gate_up_tiles;
     mx->h_blocks = (uint32_t)mok_div_up(spec->intermediate, MOK_MX_TILE_K);
@@ -31,6 +32,13 @@ void mok_cuda_mx_fill(struct mok_engine_layer *l)
     mx->h_scale_bytes = (uint32_t)mok_cuda_h_scale_bytes(&l->plan);
     if (mok_cuda_is_mx(l)) /* what a block does before it retires is counted with these */
         l->main.set[0].k_blocks = mx->h_blocks;
+}
+
+/* What lies behind a row's codes, its scales, is past the map's edge. */
+static int map_x(struct mok_engine_layer *l, unsigned i)
+{
+    return mok_cuda_make_row_map(&l->engine->driver, &l->mx.x_map[i], l->mx.x_rows[i], 2, l->plan.spec.hidden / 2,
+                                 l->plan.ring_rows, 1, MOK_TILE_M, 2, l->mx.x_row_bytes);
 }
 
 /* Pairs of codes are mapped as BF16 elements: boxes are 128 bytes wide all the same, and what is past an edge is zero.
@@ -48,10 +56,17 @@ int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_pa
         r = mok_cuda_make_map(d, &mx->down, p->down, 2, inter / 2, hidden, experts, MOK_TILE_N / 2, 3);
     if (r == 0)
         r = mok_cuda_make_map(d, &mx->h_map, mx->h, 2, inter / 2, l->plan.ring_rows, 1, MOK_TILE_M, 2);
+    if (r == 0)
+        r = map_x(l, 1);
     mx->gate_scale = p->gate_scale;
     mx->up_scale = p->up_scale;
     mx->down_scale = p->down_scale;
     return r;
+}
+
+bool mok_cuda_mx_beside(const struct mok_engine_layer *l, const struct mok_op_args *args)
+{
+    return l->engine->now->phase == MOK_PHASE_WHOLE && args->kind == MOK_KIND_FORWARD;
 }
 
 int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *args, const uint32_t *bad_id,
@@ -67,6 +82,7 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
         .row_bytes = l->mx.x_row_bytes,
         .tokens = args->tokens,
         .hidden = spec->hidden,
+        .beside = mok_cuda_mx_beside(l, args),
     };
     int r = mok_cuda_launch_quantize(&a, stream);
 
@@ -106,7 +122,9 @@ int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *a
     s->shared_tokens = 0;
     for (uint32_t i = 0; i < l->plan.spec.ep; i++)
         s->x[i] = l->symmetric[i] + l->plan.sym_engine;
-    return mok_cuda_launch_schedule(s, stream) == 0 ? 0 : -MOK_EDEVICE;
+    if (mok_cuda_launch_schedule(s, stream) != 0)
+        return -MOK_EDEVICE;
+    return mok_cuda_mx_beside(l, args) ? mok_cuda_mx_quantize(l, args, s->bad_id, stream) : 0;
 }
 
 int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
@@ -116,6 +134,9 @@ int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *arg
     struct mok_cuda_mx_args *mx = &l->mx;
 
     mx->common.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + kept->x : mx->common.x_ring[1];
+    mx->x_rows[0] = mx->common.x_ring[0] ? mx->common.x_ring[0] : mx->x_rows[1];
+    if (map_x(l, 0) < 0)
+        return -MOK_EDEVICE;
     mx->context_a = ring ? ring + kept->a : NULL;
     mx->context_b = ring ? ring + kept->b : NULL;
     mx->common.abort_word = l->engine->now->abort_word;

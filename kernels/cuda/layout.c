@@ -72,7 +72,7 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
     units += l->max_segments;
     l->max_pulls = spec->ep > 1 ? units : 0;
     l->max_runs = local + l->max_macrobatches + 1; /* a border cuts an expert; and the shared one */
-    l->max_tasks = units * (1 + l->gate_up_tiles + l->hidden_tiles + l->down_tiles) +
+    l->max_tasks = units * ((is_mx(plan) ? MOK_MX_PULLS : 1) + l->gate_up_tiles + l->hidden_tiles + l->down_tiles) +
                    mok_div_up(l->shared_rows, MOK_UNIT_ROWS) *
                        (l->shared_gate_up_tiles + l->shared_hidden_tiles + l->down_tiles) +
                    3ull * l->down_tiles * (l->max_runs * l->hidden_tiles + l->shared_hidden_tiles);
@@ -155,10 +155,10 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
     l.row_dst = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
     l.h = place(&at, plan->ring_rows * h_bytes(plan));
     l.h_scale = place(&at, plan->ring_rows * mok_cuda_h_scale_bytes(plan));
-    if (spec->ep > 1) {
+    if (spec->ep > 1 || is_mx(plan))
         l.x = place(&at, plan->ring_rows * mok_cuda_x_row_bytes(plan));
+    if (spec->ep > 1)
         l.row_pull = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
-    }
     l.shared_h = place(&at, l.shared_rows * spec->shared_intermediate * 2);
     l.shared_y = place(&at, spec->shared_intermediate ? (uint64_t)spec->max_tokens * spec->hidden * 2 : 0);
     l.h_wide = is_mx(plan) ? place(&at, plan->ring_rows * spec->intermediate * 2) : l.h;
@@ -203,9 +203,9 @@ static uint32_t compute_units(const struct mok_plan *plan, uint32_t comm)
 
 static uint64_t ring_row_bytes(const struct mok_plan *plan)
 {
-    /* codes and scales of h, d_a and d_b, of x and rows of d_out of other ranks; MXFP8 has them beside what BF16 has */
+    /* codes and scales of h, d_a and d_b, of x, of rows of d_out of other ranks; MXFP8 has them beside what BF16 has */
     const uint64_t codes = 3 * (h_bytes(plan) + mok_cuda_h_scale_bytes(plan)) +
-                           (plan->spec.ep > 1 ? 2 * mok_cuda_x_row_bytes(plan) : 0);
+                           (plan->spec.ep > 1 ? 2 : 1) * mok_cuda_x_row_bytes(plan);
 
     /* h, a, b, d_a, d_b; x and rows of d_out of other ranks; parts of d_topk_weight */
     return (is_mx(plan) ? codes : 0) + 2 * (5 * (uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? 2 * (uint64_t)plan->spec.hidden : 0)) +

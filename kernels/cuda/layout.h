@@ -170,7 +170,7 @@ struct mok_cuda_layout {
     uint64_t hidden_done, pull_done; /* u32 a 64-row block of padded rows, the shared expert's last */
     uint64_t row_src, row_dst;       /* u64 a padded row */
     uint64_t row_pull;               /* u64 a padded row (ep > 1) */
-    uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1); MXFP8: codes, rows of x */
+    uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1); MXFP8: codes, rows of x (any ep) */
     uint64_t h_scale;                /* MXFP8: E8M0 [ring_rows][4 a gate/up tile] */
     uint64_t shared_h, shared_y;
     /* backward; h is weighted there, x and g are d_out's counterparts */
@@ -223,6 +223,7 @@ void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret);
 struct mok_cuda_schedule_args {
     uint32_t ep, rank, topk, hidden;
     uint32_t x_row_bytes;
+    uint32_t unit_pulls; /* pull tasks of a unit */
     uint32_t local_experts, first_expert;
     uint32_t gate_up_tiles, down_tiles, shared_gate_up_tiles;
     uint32_t units_per_chunk;
@@ -319,9 +320,11 @@ struct mok_cuda_main_args {
 /* The forward megakernel of an MXFP8 layer. Weights and h are E4M3: the maps' elements are pairs of codes. */
 struct mok_cuda_mx_args {
     CUtensorMap gate, up, down, h_map;
+    CUtensorMap x_map[2]; /* forward: of x_rows */
     struct mok_cuda_common common; /* k_blocks: of x, 128 values each */
     const uint8_t *gate_scale, *up_scale, *down_scale; /* E8M0 [E_l][I][H / 32], [E_l][H][I / 32], rounded up */
     uint8_t *h, *h_scale;
+    uint8_t *x_rows[2]; /* forward: all rows as padded, [ring_rows]; of macrobatch 0 (as x_ring), of the others */
     void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
     uint32_t inter, tiles, h_blocks;
     uint32_t x_row_bytes, h_scale_bytes; /* of a row */
@@ -334,6 +337,7 @@ struct mok_cuda_quantize_args {
     uint8_t *to;
     void *wide; /* BF16 [tokens][H]: the codes' values; or NULL */
     uint32_t row_bytes, tokens, hidden;
+    uint32_t beside; /* the kernel before makes nothing that it reads, and all before that one is over */
 };
 
 /*

@@ -104,7 +104,7 @@ template <class Loader> __device__ __forceinline__ void load_forward(Loader &l, 
         if (lane != 0)
             continue;
         if (t.type == MOK_TASK_GATE_UP) {
-            l.gate_up(t);
+            l.gate_up(t, v);
         } else {
             if (l.b.rows(t) > 0) {
                 const uint32_t *done = l.all.hidden_done + t.row64 + l.b.row_first(t) / 64;

@@ -27,7 +27,7 @@ struct forward_loader : loader_base {
         fetch_rows(*this, t, all.row_pull, all.x_row_bytes, lane);
     }
 
-    __device__ void gate_up(const task &t)
+    __device__ void gate_up(const task &t, uint4)
     {
         const mok_cuda_set &s = p.set[t.shared];
         gate_up_tile<MOK_TILE_N / 2>(t, s.gate, s.up, s.tiles);

@@ -59,22 +59,34 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
     const uint32_t column = (blockIdx.y * quantize_threads + threadIdx.x) * quantize_values;
     const uint64_t first = static_cast<uint64_t>(blockIdx.x) * quantize_tokens;
     let_next_kernel_start();
-    wait_for_previous_kernel();
-    if (a.bad_id != nullptr && __ldcg(a.bad_id))
-        return;
-    uint4 v[quantize_tokens];
+    if (!a.beside)
+        wait_for_previous_kernel();
+    if (a.bad_id == nullptr || !__ldcg(a.bad_id)) {
+        uint4 v[quantize_tokens];
 #pragma unroll
-    for (uint32_t i = 0; i < quantize_tokens; i++) {
-        /* hidden is a multiple of 16, so that all values of a thread are real, or none */
-        const uint8_t *row = static_cast<const uint8_t *>(a.x) + (first + i) * a.hidden * 2 + 2 * column;
-        v[i] = column < a.hidden && first + i < a.tokens ? __ldcs(reinterpret_cast<const uint4 *>(row)) : make_uint4(0, 0, 0, 0);
+        for (uint32_t i = 0; i < quantize_tokens; i++) {
+            /* hidden is a multiple of 16, so that all values of a thread are real, or none */
+            const uint8_t *row = static_cast<const uint8_t *>(a.x) + (first + i) * a.hidden * 2 + 2 * column;
+            v[i] = column < a.hidden && first + i < a.tokens ? __ldcs(reinterpret_cast<const uint4 *>(row)) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < quantize_tokens; i++)
+            quantize(a, first + i, column, v[i]);
     }
-#pragma unroll
-    for (uint32_t i = 0; i < quantize_tokens; i++)
-        quantize(a, first + i, column, v[i]);
+    /* This kernel ends with its last block: one block's wait keeps order transitive, and the others hold no place. */
+    if (a.beside && blockIdx.x == 0 && blockIdx.y == 0)
+        wait_for_previous_kernel();
 }
 
 /* ---- loader ---- */
+
+/* Until all of this block's rows of the unit are there. */
+__device__ __forceinline__ void wait_rows(const mok_cuda_mx_args &p, const block_view &b, const task &t, uint4 v)
+{
+    if (b.rows(t) > 0)
+        wait_counter(p.common, p.common.pull_done + t.row64 + b.row_first(t) / 64, MOK_CONSUMER_WARPS * MOK_MX_PULLS,
+                     MOK_WAIT_ROWS_HERE, v);
+}
 
 struct mx_loader : loader_base {
     const mok_cuda_mx_args &p;
@@ -85,9 +97,29 @@ struct mx_loader : loader_base {
             request(1, 1);
     }
 
-    __device__ void gate_up(const task &t)
+    __device__ void gate_up(const task &t, uint4 v)
     {
-        gate_up_tile<MOK_TILE_N / 2>(t, p.gate, p.up, p.tiles);
+        const uint32_t what = b.column(t, p.tiles) | t.expert << 16;
+        const uint32_t rows = (t.ring64 * 64 + b.row_first(t)) << 2 | t.single << 1 | (t.macrobatch > 0);
+        wait_rows(p, b, t, v);
+        fence_async();
+        for (uint32_t k = 0; k < all.k_blocks; k++, pipe.n++) {
+            const uint32_t full = begin(all.k_blocks - k, all.k_blocks, MOK_A_BYTES + MOK_B_BYTES), dst = b_at();
+            uint32_t w = what, r = rows;
+            forget(w); /* registers are few: of the task two words stay */
+            forget(r);
+            const int32_t at = k * MOK_TILE_K, y = (w & 0xffffu) * (MOK_TILE_N / 2), e = w >> 16;
+            if (r & 2u) {
+                tma_load_3d(dst, &p.gate, full, at, y, e);
+                tma_load_3d(dst + MOK_B_BYTES / 2, &p.up, full, at, y, e);
+            } else {
+                tma_load_3d_multicast(dst + b.rank * (MOK_B_BYTES / 2), b.rank ? &p.up : &p.gate, full, at, y, e, 3);
+            }
+            if (r & 1u)
+                tma_load_2d(a_at(), &p.x_map[1], full, at, r >> 2);
+            else
+                tma_load_2d(a_at(), &p.x_map[0], full, at, r >> 2);
+        }
     }
     __device__ void down(const task &t)
     {
@@ -110,12 +142,8 @@ __device__ void load(const mok_cuda_mx_args &p, const block_view &b, uint32_t la
 __device__ __forceinline__ void gather_gate_up(mx_quad_gather &g, const task &t)
 {
     const mok_cuda_mx_args &p = g.p;
-    const uint8_t *ring = static_cast<const uint8_t *>(p.common.x_ring[t.macrobatch > 0]);
-    g.note_rows(t, [&](uint32_t r) {
-        const uint64_t at = __ldg(p.common.row_src + static_cast<uint64_t>(t.row64) * 64 + r);
-        return at & 1u ? ring + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.x_row_bytes :
-                         reinterpret_cast<const uint8_t *>(at);
-    });
+    const uint8_t *rows = p.x_rows[t.macrobatch > 0];
+    g.note_rows(t, [&](uint32_t r) { return rows + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.x_row_bytes; });
     g.fill<true>(t, g.b.column(t, p.tiles) * (MOK_TILE_N / 2));
 }
 
@@ -139,7 +167,7 @@ __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t 
         if (t.type == MOK_TASK_END)
             return;
         if (t.type == MOK_TASK_GATE_UP) {
-            gather_wait(p.common, b, t, v);
+            wait_rows(p, b, t, v);
             gather_gate_up(g, t);
         } else if (t.type == MOK_TASK_DOWN) {
             gather_down(g, t, v);
@@ -228,8 +256,31 @@ struct mx_forward_consumer : mx_quad_consumer {
             wait_counter(all, &before->gate_up_done, __ldcg(&before->gate_up_warps), MOK_WAIT_RING_X, v);
             __syncwarp();
         }
-        pull_rows(t, all.row_src, all.x_ring[t.macrobatch > 0], p.x_row_bytes / 16);
+        bring(t);
         pulled(t);
+    }
+
+    /* This warp's share of a pull: rows of x, wherever they lie, beside each other. */
+    __device__ __forceinline__ void bring(const task &t)
+    {
+        constexpr uint32_t rows = MOK_TILE_M / MOK_MX_PULLS;
+        const uint32_t first = b.rank * MOK_TILE_M + t.column * rows, end = min(t.rows, first + rows), vectors = p.x_row_bytes / 16;
+        for (uint32_t r = first + warp; r < end; r += MOK_CONSUMER_WARPS) {
+            const uint64_t at = __ldcg(all.row_src + static_cast<uint64_t>(t.row64) * 64 + r);
+            const uint4 *from = reinterpret_cast<const uint4 *>(at & ~1ull);
+            uint4 *to = reinterpret_cast<uint4 *>(p.x_rows[t.macrobatch > 0]) + (static_cast<uint64_t>(t.ring64) * 64 + r) * vectors;
+            for (uint32_t i = lane; i < vectors; i += 32 * 8) {
+                uint4 w[8];
+#pragma unroll
+                for (uint32_t j = 0; j < 8; j++)
+                    if (i + 32 * j < vectors)
+                        w[j] = __ldcv(from + i + 32 * j);
+#pragma unroll
+                for (uint32_t j = 0; j < 8; j++)
+                    if (i + 32 * j < vectors)
+                        __stcg(to + i + 32 * j, w[j]);
+            }
+        }
     }
 
     /* Where lane's finished row of down goes waits in shared memory: registers are full while products are made. */

@@ -110,7 +110,7 @@ struct mx_quad_gather : mx_gather {
         gather_landed(b, n % MOK_STAGES, lane);
     }
 
-    /* All stages of a task whose tile begins at `column`; of x the rows too, swizzled as the tensor cores read them. */
+    /* All stages of a task whose tile begins at `column`. */
     template <bool X> __device__ __forceinline__ void fill(const task &t, uint32_t column)
     {
         const uint32_t k_blocks = X ? p.common.k_blocks : p.h_blocks;
@@ -124,15 +124,6 @@ struct mx_quad_gather : mx_gather {
                 owed = false;
             }
             mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
-            if (X) {
-                uint32_t me = thread;
-                forget(me); /* registers are few */
-                const uint32_t chunk = me % 8, first = me / 8, to = b.smem + a_offset + stage * MOK_A_BYTES + first * 128 + ((chunk ^ (first % 8)) * 16);
-                const uint32_t at = k * MOK_MX_TILE_K + chunk * 16, bytes = at < values<X>() ? 16 : 0;
-#pragma unroll 8
-                for (uint32_t i = 0; i < gather_rows; i++)
-                    cp_async_16(to + i * gather_step * 128, row(first + i * gather_step) + (bytes ? at : 0), bytes);
-            }
             if (k % mx_quad == 0) {
                 /* the set is free once the quad before the last has been read */
                 if (pipe.n - last_quad < MOK_STAGES - 1 && last_quad > 0)

@@ -68,8 +68,8 @@ void mok_cuda_retire(const struct mok_engine_layer *l, const struct mok_op_args 
         expect_forward(l, units, &all, ret);
     else
         expect_backward(l, args, rows, units, &all, ret);
-    if (l->plan.spec.ep > 1)
-        expect(&all, ret, MOK_TASK_PULL, units, ret->k_blocks / 4);
+    if (l->schedule.unit_pulls)
+        expect(&all, ret, MOK_TASK_PULL, units * l->schedule.unit_pulls, ret->k_blocks / 4 / l->schedule.unit_pulls);
     task = all.k_blocks / mok_max_u64(all.tasks, 1);
     /* a block ends the task in which its time is over */
     clusters = all.k_blocks / mok_max_u64(ret->retire_after + task / 2, mok_max_u64(task, 1));

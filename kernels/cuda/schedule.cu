@@ -323,10 +323,10 @@ __device__ void fill_segment(const mok_cuda_schedule_args &a, const scan_shared 
                  (rows - 1) | (uint32_t)type << MOK_TASK_TYPE_BIT | (uint32_t)is_single << MOK_TASK_SINGLE_BIT |
                      (uint32_t)shared << MOK_TASK_SHARED_BIT | g.macrobatch << MOK_TASK_MACROBATCH_BIT };
     };
-    if (a.ep > 1 && !shared)
-        for (uint32_t i = lane; i < units; i += 32)
+    if (!shared)
+        for (uint32_t i = lane; i < units * a.unit_pulls; i += 32)
             (a.apart ? a.pulls : a.tasks)[at.first_pull + g.pull + i] =
-                make(MOK_TASK_PULL, i, a.apart ? at.begin : 0, i >= pairs);
+                make(MOK_TASK_PULL, i / a.unit_pulls, a.apart ? at.begin : i % a.unit_pulls, i / a.unit_pulls >= pairs);
     /* `chunk`: its first task of the type; `before`: those of segments before this one */
     auto put_tiles = [&](uint32_t chunk, uint32_t before, mok_cuda_task_type type, uint32_t tiles) {
         const uint32_t count = pairs * tiles + single * div_up(tiles, 2);
@@ -538,8 +538,8 @@ __global__ void __cluster_dims__(cluster_blocks, 1, 1) __launch_bounds__(threads
     const uint64_t share = ((a.slots / a.topk + cluster_blocks - 2) / (cluster_blocks - 1)) * a.topk; /* whole tokens */
     const uint64_t begin = block ? min(share * (block - 1), a.slots) : 0, end = block ? min(begin + share, a.slots) : 0;
 
-    mok::let_next_kernel_start();
     mok::wait_for_previous_kernel();
+    mok::let_next_kernel_start(); /* only now: x is quantised beside this one, once all before it is over */
     /* the word is constant until the operation's end, so that all threads of the cluster agree */
     if (__ldcg(a.bad_id)) {
         if (block == 0 && threadIdx.x == 0)

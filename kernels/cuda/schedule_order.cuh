@@ -160,7 +160,7 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
                 c.runs++;
             }
             run.rows += rows;
-            c.pulls += a.ep > 1 ? n : 0;
+            c.pulls += n * a.unit_pulls;
             c.gate_ups += a.kept && macrobatch == 0 ? 0 : tasks_of(rows, a.gate_up_tiles);
             c.d_hiddens += a.backward ? tasks_of(rows, a.hidden_tiles) : 0;
             c.downs += tasks_of(rows, a.down_tiles);
@@ -376,7 +376,7 @@ __device__ bool order_at_once(const mok_cuda_schedule_args &a, scan_shared &s)
     if (warp == 0)
         scan_experts(a, s.live, [&](uint32_t e) { return (uint32_t)(s.rows[e] != 0); });
     if (warp == 1)
-        scan_experts(a, s.units, [&](uint32_t e) { return a.ep > 1 ? div_up(s.rows[e], MOK_UNIT_ROWS) : 0; });
+        scan_experts(a, s.units, [&](uint32_t e) { return div_up(s.rows[e], MOK_UNIT_ROWS) * a.unit_pulls; });
     if (warp == 2)
         scan_experts(a, s.gate_ups, [&](uint32_t e) { return tasks_of(s.rows[e], a.gate_up_tiles); });
     if (warp == 3)
