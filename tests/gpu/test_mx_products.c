@@ -27,10 +27,10 @@
 #endif
 
 /*
- * How far a sum may be from the exact one, in parts of the sum of its terms' magnitudes. Tensor cores keep some 14 bits
- * of the sums of 128 E4M3 products and drop what is below; the drops of a sum have either sign.
+ * How far a sum may be from the exact one, in parts of the sum of its terms' magnitudes. Hopper's tensor cores keep some 14 bits
+ * of a sum of E4M3 products and drop what is below, 32 terms at a time: an H200 has been seen 2^-11.3 away.
  */
-#define E4M3_BOUND 0x1p-12
+#define E4M3_BOUND 0x1p-10
 #define BF16_BOUND 0x1p-16
 #define BF16_HALF_ULP 0x1p-8 /* of a result that is stored as BF16: at most, in parts of it */
 
