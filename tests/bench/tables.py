@@ -83,6 +83,17 @@ def mxfp8_cuda(rs):
     return table(["shape", "op", "weights", "ms, in a row on a warm card", "times as fast as BF16", "each after a pause"], rows)
 
 
+def mxfp8_mokd(rs):
+    """Through mokd, both by mok-bench layer: an operation of BF16 and the same of MXFP8, each on a card that does nothing else."""
+    rows = []
+    for bf16 in sorted((r for r in rs if r["precision"] == "bf16"), key=order):
+        for r in rs:
+            if r["precision"] != "bf16" and all(r[k] == bf16[k] for k in ("shape", "op", "ep", "tokens", "routing", "sharing")):
+                rows.append([r["shape"], r["op"], "128 x 128" if "tiles" in r["precision"] else "1 x 128", number(bf16["ms"], 3), number(r["ms"], 3), number(bf16["ms"] / r["ms"], 3),
+                             number(bf16["queued_ms"] / r["queued_ms"], 3)])
+    return table(["shape", "op", "weights", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued"], rows)
+
+
 def quantize_cuda(rs):
     rows = [[r["shape"], r["form"], number(r["ms"], 4), f"{r['gb_per_s']:,}", f"{r['copy_gb_per_s']:,}", number(r["of_copy"], 3)] for r in rs]
     return table(["weights", "form", "ms", "GB/s read and written", "a copy's GB/s", "of a copy"], rows)
@@ -218,7 +229,7 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "mxfp8-mokd": mxfp8_mokd, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
 
 
 def render(match):
