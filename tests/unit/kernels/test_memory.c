@@ -225,6 +225,19 @@ static void open_and_close(const struct problem *p, uint32_t threads)
     harness_close(h);
 }
 
+/* Threads that stay: one that has been joined may be seen for a moment longer. */
+static uint32_t threads_that_stay(void)
+{
+    uint32_t fewest = entries("/proc/self/task");
+
+    for (int look = 0; look < 50; look++) {
+        usleep(1000);
+        uint32_t now = entries("/proc/self/task");
+        fewest = now < fewest ? now : fewest;
+    }
+    return fewest;
+}
+
 static void engines_and_layers_that_come_and_go_leave_nothing(void **state)
 {
     struct problem p;
@@ -234,7 +247,7 @@ static void engines_and_layers_that_come_and_go_leave_nothing(void **state)
                          .hidden = 32, .intermediate = 16, .experts = 2, .topk = 2, .tokens = 5, .seed = 85 });
     for (int n = 0; n < 20; n++)
         open_and_close(&p, 2);
-    uint32_t descriptors = entries("/proc/self/fd"), threads = entries("/proc/self/task");
+    uint32_t descriptors = entries("/proc/self/fd"), threads = threads_that_stay();
     /* The allocator may take an arena for a thread at any time and keep it; a leak grows in every round. */
     bool grows = true;
     for (int round = 0; round < 6 && grows; round++) {
@@ -242,7 +255,7 @@ static void engines_and_layers_that_come_and_go_leave_nothing(void **state)
         for (int n = 0; n < 200; n++)
             open_and_close(&p, 2);
         assert_int_equal(entries("/proc/self/fd"), descriptors);
-        assert_int_equal(entries("/proc/self/task"), threads);
+        assert_int_equal(threads_that_stay(), threads);
         grows = resident_kib() - kib >= 256;
 #ifdef MOK_SANITIZED /* sanitizers keep freed memory for a while, and find leaks themselves */
         grows = false;
