@@ -214,6 +214,22 @@ struct consumer_base {
         }
     }
 
+    /* This warp copies a row of so many times 16 bytes, wherever it lies. */
+    __device__ __forceinline__ void copy_row(const uint4 *src, uint4 *dst, const uint32_t vectors) const
+    {
+        for (uint32_t i = lane; i < vectors; i += 32 * 8) {
+            uint4 w[8];
+#pragma unroll
+            for (uint32_t j = 0; j < 8; j++)
+                if (i + 32 * j < vectors)
+                    w[j] = __ldcv(src + i + 32 * j);
+#pragma unroll
+            for (uint32_t j = 0; j < 8; j++)
+                if (i + 32 * j < vectors)
+                    __stcg(dst + i + 32 * j, w[j]);
+        }
+    }
+
     /* Copies this warp's share of the unit's remote rows, which `table` names, into a ring. */
     __device__ void pull_rows(const task &t, const uint64_t *table, void *ring)
     {
@@ -230,17 +246,7 @@ struct consumer_base {
                 continue;
             const uint4 *src = reinterpret_cast<const uint4 *>(at & ~1ull);
             uint4 *dst = static_cast<uint4 *>(ring) + (static_cast<uint64_t>(t.ring64) * 64 + first + r) * vectors;
-            for (uint32_t i = lane; i < vectors; i += 32 * 8) {
-                uint4 w[8];
-#pragma unroll
-                for (uint32_t j = 0; j < 8; j++)
-                    if (i + 32 * j < vectors)
-                        w[j] = __ldcv(src + i + 32 * j);
-#pragma unroll
-                for (uint32_t j = 0; j < 8; j++)
-                    if (i + 32 * j < vectors)
-                        __stcg(dst + i + 32 * j, w[j]);
-            }
+            copy_row(src, dst, vectors);
         }
     }
 

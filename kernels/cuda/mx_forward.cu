@@ -269,17 +269,7 @@ struct mx_forward_consumer : mx_quad_consumer {
             const uint64_t at = __ldcg(all.row_src + static_cast<uint64_t>(t.row64) * 64 + r);
             const uint4 *from = reinterpret_cast<const uint4 *>(at & ~1ull);
             uint4 *to = reinterpret_cast<uint4 *>(p.x_rows[t.macrobatch > 0]) + (static_cast<uint64_t>(t.ring64) * 64 + r) * vectors;
-            for (uint32_t i = lane; i < vectors; i += 32 * 8) {
-                uint4 w[8];
-#pragma unroll
-                for (uint32_t j = 0; j < 8; j++)
-                    if (i + 32 * j < vectors)
-                        w[j] = __ldcv(from + i + 32 * j);
-#pragma unroll
-                for (uint32_t j = 0; j < 8; j++)
-                    if (i + 32 * j < vectors)
-                        __stcg(to + i + 32 * j, w[j]);
-            }
+            copy_row(from, to, vectors);
         }
     }
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "input.h"
 #include "rack/group_node.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -120,19 +121,6 @@ static const struct group_ops operations = {
 };
 
 /* ------------------------------------------------------------------ actions */
-
-struct input {
-    const uint8_t *data;
-    size_t size;
-};
-
-static uint8_t take(struct input *in)
-{
-    if (!in->size)
-        return 0;
-    in->size--;
-    return *in->data++;
-}
 
 static const char a_long_reason[] =
     "a reason that is longer than what is kept of one, and than what goes into a sentence of any kind at all: "

@@ -15,6 +15,7 @@
 
 #include "buffer.h"
 #include "fake_rack.h"
+#include "input.h"
 #include "kinds.h"
 #include "rack_groups_internal.h"
 #include "rack_orders.h"
@@ -150,19 +151,6 @@ struct world {
     int client[SESSIONS], link; /* our ends */
     uint64_t last_request;
 };
-
-struct input {
-    const uint8_t *data;
-    size_t size;
-};
-
-static uint8_t take(struct input *in)
-{
-    if (!in->size)
-        return 0;
-    in->size--;
-    return *in->data++;
-}
 
 static const char *runtime_dir(void)
 {
