@@ -284,7 +284,7 @@ const char *doctor_config(const struct doctor *doctor)
 static void look_at_config(struct doctor *doctor)
 {
     const char *path = doctor_config(doctor);
-    bool known = strcmp(path, DEFAULT_CONFIG) != 0;
+    bool known = doctor->config || strcmp(path, DEFAULT_CONFIG) != 0;
     char program[PATH_MAX], said[400] = "";
     struct stat about;
 
