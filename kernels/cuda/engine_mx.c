@@ -135,7 +135,9 @@ int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *arg
 
     mx->common.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + kept->x : mx->common.x_ring[1];
     mx->x_rows[0] = mx->common.x_ring[0] ? mx->common.x_ring[0] : mx->x_rows[1];
-    if (map_x(l, 0) < 0)
+    if (mx->x_rows[0] == mx->x_rows[1])
+        mx->x_map[0] = mx->x_map[1];
+    else if (map_x(l, 0) < 0)
         return -MOK_EDEVICE;
     mx->context_a = ring ? ring + kept->a : NULL;
     mx->context_b = ring ? ring + kept->b : NULL;
