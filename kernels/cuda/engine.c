@@ -117,6 +117,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
         r = check((cudaError_t)mok_cuda_mx_setup(), "readying the forward of MXFP8", message);
     if (r == 0)
         r = check((cudaError_t)mok_cuda_mx_backward_setup(), "readying the backward of MXFP8", message);
+    if (r == 0)
+        r = check((cudaError_t)mok_cuda_mx_wgrad_setup(), "readying weight gradients of MXFP8", message);
     if (r == 0 && mok_cuda_run_find_room(e) < 0)
         r = fail(message, -MOK_EDEVICE, "trying the streams of the device: %s", cudaGetErrorString(cudaGetLastError()));
     return r;
@@ -196,6 +198,7 @@ static void fill_schedule(struct mok_engine_layer *l)
         .units_per_chunk = l->layout.units_per_chunk,
         .shared_row64 = (uint32_t)(l->layout.padded_rows / MOK_SEGMENT_ALIGN),
         .ring_rows = l->plan.ring_rows,
+        .tile_rows64 = l->plan.tile_rows / MOK_SEGMENT_ALIGN,
         .counters = l->layout.counters,
         .head = (struct mok_cuda_head *)(m + l->layout.head),
         .segments = (struct mok_cuda_segment *)(m + l->layout.segments),
@@ -282,10 +285,6 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
         return fail(message, -MOK_ENOTSUP,
                     "precision = %u (mxfp8 per32): the CUDA engine runs bf16 (%u) and mxfp8 per128 (%u)",
                     plan->spec.precision, MOK_BF16, MOK_MXFP8_PER128);
-    if (mok_spec_mxfp8_wgrad(&plan->spec))
-        return fail(message, -MOK_ENOTSUP,
-                    "wgrad_precision = %u (mxfp8): the CUDA engine's weight gradients are products of bf16 (%u)",
-                    plan->spec.wgrad_precision, MOK_WGRAD_BF16);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */
@@ -626,7 +625,7 @@ static void describe_rows(struct mok_cuda_run_entry *e, struct mok_op_result *re
 
     for (uint32_t i = 0; i < plan->local_experts; i++) {
         e->expert_rows[i] = report->expert_rows[i];
-        ret->padded_rows += mok_round_up(e->expert_rows[i], MOK_SEGMENT_ALIGN);
+        ret->padded_rows += mok_round_up(e->expert_rows[i], plan->tile_rows);
     }
     uint64_t whole = ret->padded_rows / plan->ring_rows, rest = ret->padded_rows % plan->ring_rows;
     ret->macrobatches = whole + (rest != 0);

@@ -73,12 +73,12 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
                          void *stream)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
-    const bool backward = args->kind == MOK_KIND_BACKWARD;
+    const bool backward = args->kind == MOK_KIND_BACKWARD, wide = backward && !mok_spec_mxfp8_wgrad(spec);
     struct mok_cuda_quantize_args a = {
         .x = args->peer[spec->rank].x,
         .bad_id = bad_id,
         .to = l->symmetric[spec->rank] + l->plan.sym_engine,
-        .wide = backward ? l->private_memory + l->layout.x_wide : NULL,
+        .wide = wide ? l->private_memory + l->layout.x_wide : NULL,
         .row_bytes = l->mx.x_row_bytes,
         .tokens = args->tokens,
         .hidden = spec->hidden,
@@ -89,7 +89,7 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
     if (r == 0 && backward) {
         a.x = args->peer[spec->rank].d_out;
         a.to += (uint64_t)spec->max_tokens * a.row_bytes;
-        a.wide = l->private_memory + l->layout.g_wide;
+        a.wide = wide ? l->private_memory + l->layout.g_wide : NULL;
         r = mok_cuda_launch_quantize(&a, stream);
     }
     return r == 0 ? 0 : -MOK_EDEVICE;

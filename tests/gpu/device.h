@@ -43,7 +43,7 @@ struct device_options {
     uint32_t flags;        /* of the backward */
     uint32_t precision;    /* 0: BF16; else weights are quantised, with 128 x 128 tiles or each row by itself */
     bool tiles;
-    bool bf16_gradients;
+    bool bf16_gradients, mxfp8_wgrad;
 };
 
 /* Ends the test with a sentence when something is refused. `tokens`: [ranks]. */
