@@ -276,6 +276,10 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     if (plan->device.kind != MOK_DEVICE_CUDA)
         return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
                     MOK_DEVICE_CUDA);
+    if (mok_spec_mxfp8_wgrad(&plan->spec))
+        return fail(message, -MOK_ENOTSUP,
+                    "wgrad_precision = %u (mxfp8): the CUDA engine's weight gradients are products of bf16 (%u)",
+                    plan->spec.wgrad_precision, MOK_WGRAD_BF16);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */
