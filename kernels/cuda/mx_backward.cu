@@ -15,8 +15,10 @@ namespace mok
 namespace
 {
 
-/* Tokenwise: weight gradients are MXFP8. Weighted h leaves quantised, and nothing as BF16. */
-template <bool Tokenwise> struct mx_backward_consumer : slot_consumer {
+constexpr uint32_t scale_blocks = MOK_MX_SCALE == 128 ? 0x01010101u : 1u; /* a scale's code times this is told of its blocks */
+
+/* Tokenwise: weight gradients are MXFP8. Weighted h leaves quantised, and nothing as BF16. Of scales of 128 values alone. */
+template <bool Tokenwise> struct mx_backward_consumer : scale_consumer {
     const mok_cuda_mx_backward_args &p;
 
     /* The next columns take the first places, as in wgrad_consumer. */
@@ -112,7 +114,7 @@ template <bool Tokenwise> struct mx_backward_consumer : slot_consumer {
         return Clamped && up < -limit ? -limit : up;
     }
 
-    /* The scale of values whose largest in this thread is `amax`: four threads have a row's 128. */
+    /* The scale of values whose largest in this thread is `amax`: four threads have a row's. */
     struct row_scale {
         uint8_t code;
         float inverse, factor;
@@ -147,8 +149,8 @@ template <bool Tokenwise> struct mx_backward_consumer : slot_consumer {
      * 128 columns of eight of this warp's rows. u[4 j + e], j < 16: columns 8 j + 2 (lane % 4) + e of row lane / 4 of
      * the eight; their a and b lie at `a_at` and `b_at`, columns from 64 on a stage further (`next` bytes behind, A and
      * B). They give way to d_a and d_b, weighted h goes beside b. Codes of d_a and d_b go to this warp's staging, eight
-     * rows each; Tokenwise those of weighted h beside b in the first stage. Returns the scale of d_a in the first of a
-     * row's four threads, that of weighted h in the third, that of d_b in the others; adds to `dot` this thread's part of
+     * rows each; Tokenwise those of weighted h beside b in the first stage. Returns the scales of d_a in the first of a
+     * row's four threads, that of weighted h in the third, those of d_b in the others; adds to `dot` this thread's part of
      * <u, h>. Rows that are not `real` are zeros as BF16, whatever the sums hold: weight gradients add them.
      */
     struct tile_at {
@@ -181,82 +183,88 @@ template <bool Tokenwise> struct mx_backward_consumer : slot_consumer {
     __device__ __forceinline__ uint32_t hidden_rows(float (&d)[128], tile_at at, float weight, bool real,
                                                     float &dot) const
     {
-        uint32_t amax = 0;
+        uint32_t scales = 0;
+#pragma unroll
+        for (uint32_t first = 0; first < 16; first += mx_pairs) {
+            const uint32_t end = first + mx_pairs;
+            uint32_t amax = 0;
 #pragma unroll 4
-        for (uint32_t j = 0; j < 16; j++) { /* not all at once: registers run out */
-            const uint32_t a = load_shared_4(at.a(j)), g = load_shared_4(at.b(j));
+            for (uint32_t j = first; j < end; j++) { /* not all at once: registers run out */
+                const uint32_t a = load_shared_4(at.a(j)), g = load_shared_4(at.b(j));
 #pragma unroll
-            for (uint32_t e = 0; e < 2; e++) {
-                const float ac = gate_of<Clamped>(__uint_as_float(e ? a & 0xffff0000u : a << 16));
-                const float bc = up_of<Clamped>(__uint_as_float(e ? g & 0xffff0000u : g << 16));
-                amax = mx_amax(amax, __fmul_rn(silu_of(ac, sigmoid(ac)), bc));
-            }
-        }
-        const row_scale h_scale = scale_of(amax);
-        float weighted = 0.0f; /* 1 / the scale of weighted h */
-        if (Tokenwise)
-            weighted = weighted_inverse(amax, weight);
-        at.begin_anew();
-        uint32_t a_amax = 0, b_amax = 0;
-#pragma unroll
-        for (uint32_t j = 0; j < 16; j++) {
-            const uint32_t a = load_shared_4(at.a(j)), g = load_shared_4(at.b(j));
-            float h[2], s[2], silu[2], bc[2]; /* s again: registers for 32 of them are not to be had */
-#pragma unroll
-            for (uint32_t e = 0; e < 2; e++) {
-                const float ac = gate_of<Clamped>(__uint_as_float(e ? a & 0xffff0000u : a << 16));
-                bc[e] = up_of<Clamped>(__uint_as_float(e ? g & 0xffff0000u : g << 16));
-                s[e] = sigmoid(ac);
-                silu[e] = silu_of(ac, s[e]);
-                h[e] = __fmul_rn(silu[e], bc[e]);
-            }
-            float lo, hi;
-            unpack_e4m3(mx_codes(h[0], h[1], h_scale.inverse), lo, hi);
-            lo = __fmul_rn(lo, h_scale.factor);
-            hi = __fmul_rn(hi, h_scale.factor);
-            dot = __fmaf_rn(d[4 * j], lo, dot);
-            dot = __fmaf_rn(d[4 * j + 1], hi, dot);
-            if (Tokenwise)
-                store_shared_2(at.h(j, lane), pack_e4m3(scaled(__fmul_rn(weight, h[0]), weighted),
-                                                        scaled(__fmul_rn(weight, h[1]), weighted)));
-            else
-                store_shared_4(at.b(j) + MOK_A_BYTES,
-                               real ? pack_bf16(__fmul_rn(weight, lo), __fmul_rn(weight, hi)) : 0);
-#pragma unroll
-            for (uint32_t e = 0; e < 2; e++) {
-                const float d_h = __fmul_rn(weight, d[4 * j + e]), sigma = s[e];
-                float d_a = __fmul_rn(__fmul_rn(d_h, bc[e]), __fmaf_rn(silu[e], __fsub_rn(1.0f, sigma), sigma));
-                float d_b = __fmul_rn(d_h, silu[e]);
-                if (Clamped) {
-                    const float raw_a = __uint_as_float(e ? a & 0xffff0000u : a << 16);
-                    const float raw_b = __uint_as_float(e ? g & 0xffff0000u : g << 16);
-                    d_a = raw_a > all.sides.limit ? 0.0f : d_a;
-                    d_b = raw_b > all.sides.limit || raw_b < -all.sides.limit ? 0.0f : d_b;
+                for (uint32_t e = 0; e < 2; e++) {
+                    const float ac = gate_of<Clamped>(__uint_as_float(e ? a & 0xffff0000u : a << 16));
+                    const float bc = up_of<Clamped>(__uint_as_float(e ? g & 0xffff0000u : g << 16));
+                    amax = mx_amax(amax, __fmul_rn(silu_of(ac, sigmoid(ac)), bc));
                 }
-                store_shared_4(e ? at.b(j) : at.a(j), __float_as_uint(d_a)); /* for a moment FP32, in both's places */
-                d[4 * j + e] = d_b;
-                a_amax = mx_amax(a_amax, d_a);
-                b_amax = mx_amax(b_amax, d_b);
             }
-        }
-        const row_scale a_scale = scale_of(a_amax), b_scale = scale_of(b_amax);
-        at.begin_anew();
-        const uint32_t staged = results() + lane / 4 * mx_row_bytes + 2 * (lane % 4);
+            const row_scale h_scale = scale_of(amax);
+            float weighted = 0.0f; /* 1 / the scale of weighted h */
+            if (Tokenwise)
+                weighted = weighted_inverse(amax, weight);
+            at.begin_anew();
+            uint32_t a_amax = 0, b_amax = 0;
 #pragma unroll
-        for (uint32_t j = 0; j < 16; j++) {
-            const uint32_t a = mx_codes(__uint_as_float(load_shared_4(at.a(j))),
-                                        __uint_as_float(load_shared_4(at.b(j))), a_scale.inverse);
-            const uint32_t g = mx_codes(d[4 * j], d[4 * j + 1], b_scale.inverse);
-            store_shared_2(staged + 8 * j, a);
-            store_shared_2(staged + 8 * mx_row_bytes + 8 * j, g);
-            if (!Tokenwise) {
-                store_shared_4(at.a(j), real ? mx_widen(a, a_scale.factor) : 0);
-                store_shared_4(at.b(j), real ? mx_widen(g, b_scale.factor) : 0);
+            for (uint32_t j = first; j < end; j++) {
+                const uint32_t a = load_shared_4(at.a(j)), g = load_shared_4(at.b(j));
+                float h[2], s[2], silu[2], bc[2]; /* s again: registers for 32 of them are not to be had */
+#pragma unroll
+                for (uint32_t e = 0; e < 2; e++) {
+                    const float ac = gate_of<Clamped>(__uint_as_float(e ? a & 0xffff0000u : a << 16));
+                    bc[e] = up_of<Clamped>(__uint_as_float(e ? g & 0xffff0000u : g << 16));
+                    s[e] = sigmoid(ac);
+                    silu[e] = silu_of(ac, s[e]);
+                    h[e] = __fmul_rn(silu[e], bc[e]);
+                }
+                float lo, hi;
+                unpack_e4m3(mx_codes(h[0], h[1], h_scale.inverse), lo, hi);
+                lo = __fmul_rn(lo, h_scale.factor);
+                hi = __fmul_rn(hi, h_scale.factor);
+                dot = __fmaf_rn(d[4 * j], lo, dot);
+                dot = __fmaf_rn(d[4 * j + 1], hi, dot);
+                if (Tokenwise)
+                    store_shared_2(at.h(j, lane), pack_e4m3(scaled(__fmul_rn(weight, h[0]), weighted),
+                                                            scaled(__fmul_rn(weight, h[1]), weighted)));
+                else
+                    store_shared_4(at.b(j) + MOK_A_BYTES,
+                                   real ? pack_bf16(__fmul_rn(weight, lo), __fmul_rn(weight, hi)) : 0);
+#pragma unroll
+                for (uint32_t e = 0; e < 2; e++) {
+                    const float d_h = __fmul_rn(weight, d[4 * j + e]), sigma = s[e];
+                    float d_a = __fmul_rn(__fmul_rn(d_h, bc[e]), __fmaf_rn(silu[e], __fsub_rn(1.0f, sigma), sigma));
+                    float d_b = __fmul_rn(d_h, silu[e]);
+                    if (Clamped) {
+                        const float raw_a = __uint_as_float(e ? a & 0xffff0000u : a << 16);
+                        const float raw_b = __uint_as_float(e ? g & 0xffff0000u : g << 16);
+                        d_a = raw_a > all.sides.limit ? 0.0f : d_a;
+                        d_b = raw_b > all.sides.limit || raw_b < -all.sides.limit ? 0.0f : d_b;
+                    }
+                    store_shared_4(e ? at.b(j) : at.a(j), __float_as_uint(d_a)); /* for a moment FP32, in both's places */
+                    d[4 * j + e] = d_b;
+                    a_amax = mx_amax(a_amax, d_a);
+                    b_amax = mx_amax(b_amax, d_b);
+                }
             }
+            const row_scale a_scale = scale_of(a_amax), b_scale = scale_of(b_amax);
+            at.begin_anew();
+            const uint32_t staged = results() + lane / 4 * mx_row_bytes + 2 * (lane % 4);
+#pragma unroll
+            for (uint32_t j = first; j < end; j++) {
+                const uint32_t a = mx_codes(__uint_as_float(load_shared_4(at.a(j))),
+                                            __uint_as_float(load_shared_4(at.b(j))), a_scale.inverse);
+                const uint32_t g = mx_codes(d[4 * j], d[4 * j + 1], b_scale.inverse);
+                store_shared_2(staged + 8 * j, a);
+                store_shared_2(staged + 8 * mx_row_bytes + 8 * j, g);
+                if (!Tokenwise) {
+                    store_shared_4(at.a(j), real ? mx_widen(a, a_scale.factor) : 0);
+                    store_shared_4(at.b(j), real ? mx_widen(g, b_scale.factor) : 0);
+                }
+            }
+            if (Tokenwise && lane % 4 == 2)
+                return 254 - (__float_as_uint(weighted) >> 23);
+            scales |= static_cast<uint32_t>(lane % 4 ? b_scale.code : a_scale.code) << 2 * first;
         }
-        if (Tokenwise && lane % 4 == 2)
-            return 254 - (__float_as_uint(weighted) >> 23);
-        return lane % 4 ? b_scale.code : a_scale.code;
+        return scales;
     }
 
     /* Of the noted task: this warp's first row of the ring, the first of 128 columns, and how many of them there are.
@@ -286,7 +294,7 @@ template <bool Tokenwise> struct mx_backward_consumer : slot_consumer {
         float weight = 0.0f, dot = 0.0f;
         if (real)
             weight = __ldg(p.row_weight + static_cast<uint64_t>(before.row64) * 64 + b.row_first(before) + own);
-        const uint32_t scale = hidden_rows<Clamped>(d, tile, weight, real, dot);
+        const uint32_t scales = hidden_rows<Clamped>(d, tile, weight, real, dot);
         dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, 1));
         dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, 2));
         __syncwarp();
@@ -297,8 +305,8 @@ template <bool Tokenwise> struct mx_backward_consumer : slot_consumer {
         if (lane % 4 == 0)
             __stcg(p.partial + row * p.mx.tiles + at.column / 128, dot);
         if (lane % 4 < (Tokenwise ? 3 : 2)) {
-            uint8_t *scales = lane % 4 == 0 ? p.d_a_scale : lane % 4 == 1 ? p.d_b_scale : p.mx.h_scale;
-            __stcg(reinterpret_cast<uint32_t *>(scales + row * p.mx.h_scale_bytes + at.column / 32), scale * 0x01010101u);
+            uint8_t *told = lane % 4 == 0 ? p.d_a_scale : lane % 4 == 1 ? p.d_b_scale : p.mx.h_scale;
+            __stcg(reinterpret_cast<uint32_t *>(told + row * p.mx.h_scale_bytes + at.column / 32), scales * scale_blocks);
         }
         uint8_t *code = (lane < 8 ? p.d_a_code : p.d_b_code) + at.column;
         leave<false>(lane < 16 ? code + (at.row + 8 * half + lane % 8) * p.mx.inter : nullptr, at.columns);
@@ -456,7 +464,7 @@ template <bool Tokenwise> struct mx_backward_consumer : slot_consumer {
         } else {
             float d[128];
             note_task(v);
-            multiply(d, k_blocks);
+            multiply_mx(d, k_blocks);
             begin_anew();
             v = noted_task();
             const task t = decode(v);
@@ -504,20 +512,23 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
     run_block<mx_backward_consumer<Tokenwise>, MOK_MX_BACKWARD_CONSUMER_REGISTERS, MOK_MX_BACKWARD_PRODUCER_REGISTERS>(p);
 }
 
+/* With MXFP8 weight gradients, where there are some; and without. */
+constexpr void (*tokenwise_backward)(mok_cuda_mx_backward_args) = mx_backward_kernel<MOK_MX_SCALE == 128>;
+constexpr void (*wide_backward)(mok_cuda_mx_backward_args) = mx_backward_kernel<false>;
+
 } // namespace
 } // namespace mok
 
-extern "C" int mok_cuda_launch_mx_backward(const mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream)
+extern "C" int MOK_MX_OF_SCALE(mok_cuda_launch_mx_backward)(const mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream)
 {
-    return mok::launch(true, args->tokenwise ? mok::mx_backward_kernel<true> : mok::mx_backward_kernel<false>, dim3(args->common.retiring_blocks + blocks), MOK_THREADS,
-                       mok::smem_bytes, stream, *args);
+    return mok::launch(true, args->tokenwise ? mok::tokenwise_backward : mok::wide_backward,
+                       dim3(args->common.retiring_blocks + blocks), MOK_THREADS, mok::smem_bytes, stream, *args);
 }
 
-extern "C" int mok_cuda_mx_backward_setup(void)
+extern "C" int MOK_MX_OF_SCALE(mok_cuda_mx_backward_setup)(void)
 {
-    void (*const kernels[])(mok_cuda_mx_backward_args) = { mok::mx_backward_kernel<false>, mok::mx_backward_kernel<true> };
-    int r = 0;
-    for (uint32_t i = 0; i < 2 && r == 0; i++)
-        r = cudaFuncSetAttribute(kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
+    int r = cudaFuncSetAttribute(mok::wide_backward, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
+    if (r == 0)
+        r = cudaFuncSetAttribute(mok::tokenwise_backward, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
     return r;
 }
