@@ -49,9 +49,11 @@ uint64_t mok_cuda_factor_rows(const struct mok_plan *plan)
     return plan->ring_rows + MOK_TILE_M;
 }
 
-uint64_t mok_cuda_turned_scales(uint64_t experts, uint64_t rows, uint64_t columns)
+uint64_t mok_cuda_turned_scale_bytes(const struct mok_plan *plan, uint64_t rows, uint64_t columns)
 {
-    return experts * mok_div_up(rows, 128) * 2 * mok_div_up(columns, 256);
+    if (plan->spec.precision == MOK_MXFP8_PER32)
+        return plan->local_experts * columns * mok_mx_scales(rows);
+    return plan->local_experts * mok_div_up(rows, 128) * 2 * mok_div_up(columns, 256) * sizeof(float);
 }
 
 static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
@@ -83,7 +85,7 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
                    3ull * l->down_tiles * (l->max_runs * l->hidden_tiles + l->shared_hidden_tiles);
 }
 
-/* What only a forward of MXFP8 uses. */
+/* What only a forward of MXFP8 with scales of 128 values uses. */
 static void place_mx_forward(const struct mok_plan *plan, uint64_t *at, struct mok_cuda_layout *l)
 {
     const struct mok_layer_spec *spec = &plan->spec;
@@ -119,9 +121,9 @@ static void place_mx_backward(const struct mok_plan *plan, uint64_t *at, struct 
     l->gate_t = place(at, experts * hidden * inter);
     l->up_t = place(at, experts * hidden * inter);
     l->down_t = place(at, experts * hidden * inter);
-    l->gate_t_scale = place(at, mok_cuda_turned_scales(experts, inter, hidden) * sizeof(float));
-    l->up_t_scale = place(at, mok_cuda_turned_scales(experts, inter, hidden) * sizeof(float));
-    l->down_t_scale = place(at, mok_cuda_turned_scales(experts, hidden, inter) * sizeof(float));
+    l->gate_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, inter, hidden));
+    l->up_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, inter, hidden));
+    l->down_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, hidden, inter));
     l->spans = place(at, 2 * l->max_macrobatches * sizeof(struct mok_cuda_head));
 }
 
@@ -182,7 +184,8 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
     l.h_wide = is_mx(plan) ? place(&at, plan->ring_rows * spec->intermediate * 2) : l.h;
     place_backward(plan, &at, &l);
     if (is_mx(plan)) {
-        place_mx_forward(plan, &at, &l);
+        if (spec->precision == MOK_MXFP8_PER128)
+            place_mx_forward(plan, &at, &l);
         place_mx_backward(plan, &at, &l);
     }
     l.bytes = at;
