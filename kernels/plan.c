@@ -104,6 +104,12 @@ static int check_spec(const struct mok_layer_spec *spec, struct mok_message *mes
     if (spec->gradient_dtype && spec->gradient_dtype != MOK_DTYPE_BF16 && spec->gradient_dtype != MOK_DTYPE_F32)
         return fail(message, -MOK_EDTYPE, "gradient_dtype = %u is none of 0, %u (f32), %u (bf16)", spec->gradient_dtype,
                     MOK_DTYPE_F32, MOK_DTYPE_BF16);
+    if ((r = check_range("transposed_weights", spec->transposed_weights, 0, 1, message)) < 0)
+        return r;
+    if (spec->transposed_weights && spec->precision != MOK_MXFP8_PER128)
+        return fail(message, -MOK_EDTYPE,
+                    "transposed_weights = %u is of layers of precision %u (mxfp8 per128) alone, not of %u",
+                    spec->transposed_weights, MOK_MXFP8_PER128, spec->precision);
     if (!isfinite(spec->clamp) || spec->clamp < 0)
         return fail(message, -MOK_ERANGE, "clamp = %g is not 0 (none) or a finite positive limit",
                     (double)spec->clamp);

@@ -118,6 +118,17 @@ static int check_gradient_dtype(uint32_t dtype)
     return 0;
 }
 
+static int check_transposed_weights(uint32_t transposed, uint32_t precision)
+{
+    int r = check_range("transposed_weights", transposed, 0, 1);
+    if (r < 0)
+        return r;
+    if (transposed && precision != MOK_MXFP8_PER128)
+        return client_fail(MOK_EDTYPE, "transposed_weights is 1, must be 0 where precision is not %d (mxfp8-per128) but %" PRIu32,
+                           MOK_MXFP8_PER128, precision);
+    return 0;
+}
+
 int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__LayerSpec *ret)
 {
     mok_layer_options o;
@@ -129,7 +140,8 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
         (r = check_range("experts", o.experts, 1, MOK_MAX_EXPERTS)) < 0 ||
         (r = check_range("topk", o.topk, 1, MOK_MAX_TOPK)) < 0 ||
         (r = check_range("max_tokens", o.max_tokens, 1, MOK_MAX_TOKENS)) < 0 || (r = check_precision(o.precision)) < 0 ||
-        (r = check_gradient_dtype(o.gradient_dtype)) < 0)
+        (r = check_gradient_dtype(o.gradient_dtype)) < 0 ||
+        (r = check_transposed_weights(o.transposed_weights, o.precision)) < 0)
         return r;
     if (o.experts % ranks)
         return client_fail(MOK_ERANGE, "experts is %" PRIu32 ", must be a multiple of the group's %" PRIu32 " ranks",
@@ -150,6 +162,7 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
     ret->minibatch_rows = o.minibatch_rows;
     ret->comm_units = o.comm_units;
     ret->gradient_dtype = o.gradient_dtype == MOK_DTYPE_F32 ? 0 : o.gradient_dtype; /* one way to say it */
+    ret->transposed_weights = o.transposed_weights;
     return 0;
 }
 

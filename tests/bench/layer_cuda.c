@@ -45,6 +45,7 @@ struct options {
     bool both;  /* a forward before each backward */
     bool mxfp8; /* per128 */
     bool tiles; /* weights in tiles of 128 x 128 */
+    bool transposed; /* those are bound transposed, too */
 };
 
 enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
@@ -171,9 +172,10 @@ static void report(const struct options *o, const struct shape *s, const struct 
     double queued = median_cost(figures, DAEMON_QUEUED, OWN_QUEUED, o->ep, o->rounds);
     snprintf(extra, sizeof(extra),
              "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
-             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\"",
+             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"transposed\":%s",
              mps ? "mps" : "slices", o->gpus, cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
-             (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32");
+             (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32",
+             o->transposed ? "true" : "false");
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
                                    .precision = o->tiles ? "mxfp8-per128, tiles" : o->mxfp8 ? "mxfp8-per128" : "bf16",
@@ -223,6 +225,7 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .ep = o->ep,
                                           .precision = o->mxfp8 ? MOK_MXFP8_PER128 : MOK_BF16,
                                           .tiles = o->tiles,
+                                          .transposed = o->transposed,
                                           .max_tokens = o->tokens,
                                           .context_mode = o->context_mode,
                                           .seed = 1,
@@ -266,6 +269,7 @@ static int usage(FILE *file)
             "  --op forward|backward|both   what to time (default forward; both: one behind the other)\n"
             "  --precision bf16|mxfp8|mxfp8-tiles   of the experts (default bf16; mxfp8: scales of 128 values, of weights\n"
             "                          of 1 x 128, or of tiles of 128 x 128)\n"
+            "  --transposed            with mxfp8-tiles: weights are bound transposed, too\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
             "  --gpus N                GPUs that they are spread over (default 1)\n"
             "  --tokens N              tokens a rank (default 2048)\n"
@@ -303,7 +307,8 @@ static void parse(int argc, char **argv, struct options *o)
         { "context", required_argument, NULL, 'c' }, { "ring", required_argument, NULL, 'i' },
         { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
         { "precision", required_argument, NULL, 'x' }, { "grads", required_argument, NULL, 'd' },
-        { "help", no_argument, NULL, 'h' },          { 0 },
+        { "transposed", no_argument, NULL, 'w' },    { "help", no_argument, NULL, 'h' },
+        { 0 },
     };
     int c;
 
@@ -343,6 +348,9 @@ static void parse(int argc, char **argv, struct options *o)
         case 'x':
             o->mxfp8 = name_of("precision", optarg, precisions, 3) > 0;
             o->tiles = strcmp(optarg, "mxfp8-tiles") == 0;
+            break;
+        case 'w':
+            o->transposed = true;
             break;
         case 'c':
             o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;
