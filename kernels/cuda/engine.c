@@ -282,6 +282,10 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
         return fail(message, -MOK_ENOTSUP,
                     "precision = %u (mxfp8 per32): the CUDA engine runs bf16 (%u) and mxfp8 per128 (%u)",
                     plan->spec.precision, MOK_BF16, MOK_MXFP8_PER128);
+    if (mok_spec_mxfp8_wgrad(&plan->spec))
+        return fail(message, -MOK_ENOTSUP,
+                    "wgrad_precision = %u (mxfp8): the CUDA engine's weight gradients are products of bf16 (%u)",
+                    plan->spec.wgrad_precision, MOK_WGRAD_BF16);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */

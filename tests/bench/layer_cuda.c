@@ -41,7 +41,7 @@ struct options {
     uint32_t context_mode;
     uint64_t ring_bytes;
     uint32_t minibatch_rows;
-    bool backward, bf16_gradients;
+    bool backward, bf16_gradients, mxfp8_wgrad;
     bool both;  /* a forward before each backward */
     bool mxfp8; /* per128 */
     bool tiles; /* weights in tiles of 128 x 128 */
@@ -163,7 +163,7 @@ static void report(const struct options *o, const struct shape *s, const struct 
     double gflop = (o->both ? 18.0 : o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
     const char *op = o->both ? "forward+backward" : o->backward ? "backward" : "forward";
-    char extra[420], device[256], driver[128];
+    char extra[480], device[256], driver[128];
 
     describe_gpu(device, driver);
     for (int f = 0; f < FIGURES; f++)
@@ -172,10 +172,10 @@ static void report(const struct options *o, const struct shape *s, const struct 
     double queued = median_cost(figures, DAEMON_QUEUED, OWN_QUEUED, o->ep, o->rounds);
     snprintf(extra, sizeof(extra),
              "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
-             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"transposed\":%s",
+             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"wgrad\":\"%s\",\"transposed\":%s",
              mps ? "mps" : "slices", o->gpus, cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
              (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32",
-             o->transposed ? "true" : "false");
+             o->mxfp8_wgrad ? "mxfp8" : "bf16", o->transposed ? "true" : "false");
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
                                    .precision = o->tiles ? "mxfp8-per128, tiles" : o->mxfp8 ? "mxfp8-per128" : "bf16",
@@ -234,7 +234,8 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .repeated = true,
                                           .ring_bytes = o->ring_bytes,
                                           .minibatch_rows = o->minibatch_rows,
-                                          .bf16_gradients = o->bf16_gradients };
+                                          .bf16_gradients = o->bf16_gradients,
+                                          .mxfp8_wgrad = o->mxfp8_wgrad };
         run->gpus = o->gpus;
         run->backward = o->backward;
         run->both = o->both;
@@ -276,6 +277,7 @@ static int usage(FILE *file)
             "  --routing NAME          uniform, zipf, hot-rank, hot-expert\n"
             "  --context full|recompute  of a backward (default full)\n"
             "  --grads f32|bf16        type of a backward's weight gradients (default f32)\n"
+            "  --wgrad bf16|mxfp8      operands of an MXFP8 backward's weight gradients (default bf16)\n"
             "  --ring BYTES --minibatch ROWS   override the plan\n"
             "  --memory GIB            what mokd may use of a device (default 16)\n"
             "  --poll US               how long workers look before they sleep (default 20000)\n"
@@ -297,7 +299,8 @@ static uint32_t name_of(const char *option, const char *text, const char *const 
 static void parse(int argc, char **argv, struct options *o)
 {
     static const char *const ops[] = { "forward", "backward", "both" }, *const contexts[] = { "full", "recompute" },
-                             *const types[] = { "f32", "bf16" }, *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles" };
+                             *const types[] = { "f32", "bf16" }, *const operands[] = { "bf16", "mxfp8" },
+                             *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles" };
     static const struct option options[] = {
         { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
         { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
@@ -307,8 +310,8 @@ static void parse(int argc, char **argv, struct options *o)
         { "context", required_argument, NULL, 'c' }, { "ring", required_argument, NULL, 'i' },
         { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
         { "precision", required_argument, NULL, 'x' }, { "grads", required_argument, NULL, 'd' },
-        { "transposed", no_argument, NULL, 'w' },    { "help", no_argument, NULL, 'h' },
-        { 0 },
+        { "wgrad", required_argument, NULL, 'w' },   { "transposed", no_argument, NULL, 'q' },
+        { "help", no_argument, NULL, 'h' },          { 0 },
     };
     int c;
 
@@ -349,7 +352,7 @@ static void parse(int argc, char **argv, struct options *o)
             o->mxfp8 = name_of("precision", optarg, precisions, 3) > 0;
             o->tiles = strcmp(optarg, "mxfp8-tiles") == 0;
             break;
-        case 'w':
+        case 'q':
             o->transposed = true;
             break;
         case 'c':
@@ -357,6 +360,9 @@ static void parse(int argc, char **argv, struct options *o)
             break;
         case 'd':
             o->bf16_gradients = name_of("grads", optarg, types, 2) == 1;
+            break;
+        case 'w':
+            o->mxfp8_wgrad = name_of("wgrad", optarg, operands, 2) == 1;
             break;
         case 'i':
             o->ring_bytes = bench_number("ring", optarg, 0, UINT32_MAX);

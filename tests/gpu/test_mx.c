@@ -47,7 +47,7 @@ static void check_layer(const char *what, const struct problem *p, const uint16_
     for (size_t i = 0; i < problem_rows_elements(p); i++)
         got.array[RESULT_OUT][i] = (double)bf16_to_float(out[i]);
     oracle_run(p, &want);
-    reference_run_mx(p, 128, &reference);
+    reference_run_mx(p, 128, false, &reference);
     double error = result_error(&got, &want, RESULT_OUT), expected = result_error(&reference, &want, RESULT_OUT);
     if (getenv("MOK_TEST_PRINT_ERRORS"))
         print_message("%s: error %.3e, reference %.3e; between them %.3e\n", what, error, expected,

@@ -78,7 +78,7 @@ static void check_layer(const char *name, const struct problem *p, const struct 
     out = device_out(&group);
     for (size_t i = 0; i < problem_rows_elements(p); i++)
         got.array[RESULT_OUT][i] = (double)bf16_to_float(out[i]);
-    check_against_mx_oracle(what, p, &got, MX);
+    check_against_mx_oracle(what, p, &got, MX, false);
     if (p->shared_intermediate) {
         result_alloc(p, &want);
         oracle_run(p, &want);

@@ -289,6 +289,7 @@ typedef struct mok_layer_options {
     uint32_t minibatch_rows;      /**< rounded up to whole tiles, at most the ring; 0: the plan's choice */
     uint32_t comm_units;          /**< 0: the plan's choice */
     uint32_t gradient_dtype;      /**< of all weight gradients, enum mok_dtype; 0: MOK_DTYPE_F32 */
+    uint32_t wgrad_precision;     /**< operands of the experts' weight gradients, enum mok_wgrad; 0: MOK_WGRAD_BF16 */
     uint32_t transposed_weights;  /**< MOK_MXFP8_PER128: 1: weights are bound transposed, too; 0: they are not */
 } mok_layer_options;
 
@@ -311,12 +312,16 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  * of an expert whose rows come in several pieces, private_bytes says how much that takes. Over many backwards that
  * add up FP32 is the better choice: each rounds once more.
  *
+ * Weight gradients of an MXFP8 layer's experts are products of BF16 values, those that the quantised rows are worth. With
+ * MOK_WGRAD_MXFP8 they are products of E4M3: the same rows, quantised along the token axis (ABI.md, MX tensors). It is
+ * MOK_EDTYPE of a BF16 layer; a CUDA device refuses it with MOK_ENOTSUP. A shared expert's stay BF16.
+ *
  * A GPU's MXFP8 backward multiplies transposed weights, and turns them anew in each operation, since nobody says when they
  * have changed. With transposed_weights 1 the program binds them beside the others and keeps both alike: no operation turns
  * any, and private_bytes has no room for them. See mok_layer_params for what they must be.
- * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option (transposed_weights with another precision); MOK_ENOTSUP
- * gradient_dtype or transposed_weights with an older mokd; MOK_EMISMATCH names the ranks and the option that
- * differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
+ * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_ENOTSUP gradient_dtype, wgrad_precision
+ * or transposed_weights with an older mokd, or an option that the device's engine does not have; MOK_EMISMATCH names the ranks and the
+ * option that differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
  */
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
 /**

@@ -574,6 +574,7 @@ static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(vo
         .minibatch_rows = 384,
         .comm_units = 3,
         .gradient_dtype = MOK_DTYPE_BF16,
+        .wgrad_precision = MOK_WGRAD_MXFP8,
         .transposed_weights = 1,
     };
     mok_layer_memory memory;
@@ -592,6 +593,7 @@ static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(vo
         assert_int_equal(spec.minibatch_rows, 384);
         assert_int_equal(spec.comm_units, 3);
         assert_int_equal(spec.gradient_dtype, MOK_DTYPE_BF16);
+        assert_int_equal(spec.wgrad_precision, MOK_WGRAD_MXFP8);
         assert_int_equal(spec.transposed_weights, 1);
     }
     assert_works(mok_layer_describe(layer, text, sizeof(text)));
@@ -601,7 +603,8 @@ static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(vo
 static void an_older_mokd_is_not_asked_for_what_it_does_not_know(void **state)
 {
     mok_layer_options options = { .size = sizeof(options), .hidden = 64, .intermediate = 48, .experts = 2, .topk = 1,
-                                  .max_tokens = 8, .precision = MOK_BF16, .gradient_dtype = MOK_DTYPE_F32 };
+                                  .max_tokens = 8, .precision = MOK_MXFP8_PER32, .gradient_dtype = MOK_DTYPE_F32,
+                                  .wgrad_precision = MOK_WGRAD_BF16 };
     mok_layer_memory memory;
     mok_layer *layer;
     (void)state;
@@ -613,6 +616,8 @@ static void an_older_mokd_is_not_asked_for_what_it_does_not_know(void **state)
     assert_fails(mok_layer_memory_query(group, &options, &memory), MOK_ENOTSUP, "gradient_dtype is 1");
     assert_fails(mok_layer_create(group, &options, 0, &layer), MOK_ENOTSUP, "mokd is older");
     options.gradient_dtype = 0;
+    options.wgrad_precision = MOK_WGRAD_MXFP8;
+    assert_fails(mok_layer_create(group, &options, 0, &layer), MOK_ENOTSUP, "wgrad_precision is 2");
     options.precision = MOK_MXFP8_PER128;
     options.transposed_weights = 1;
     assert_fails(mok_layer_memory_query(group, &options, &memory), MOK_ENOTSUP, "transposed_weights is 1");
