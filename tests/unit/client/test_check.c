@@ -75,7 +75,7 @@ static void a_newer_program_s_larger_options_are_refused_when_the_rest_means_som
     Mok__LayerSpec ret;
     (void)state;
     from.known.size = sizeof(from);
-    assert_fails(check_layer_options(&from.known, 2, &ret), MOK_ESIZE, "is not zero; this library knows 64 bytes");
+    assert_fails(check_layer_options(&from.known, 2, &ret), MOK_ESIZE, "is not zero; this library knows 72 bytes");
 }
 
 /* ------------------------------------------------------------------ sessions and groups */

@@ -618,6 +618,7 @@ static void an_older_mokd_is_not_asked_for_what_it_does_not_know(void **state)
     options.gradient_dtype = 0;
     options.wgrad_precision = MOK_WGRAD_MXFP8;
     assert_fails(mok_layer_create(group, &options, 0, &layer), MOK_ENOTSUP, "wgrad_precision is 2");
+    options.wgrad_precision = 0;
     options.precision = MOK_MXFP8_PER128;
     options.transposed_weights = 1;
     assert_fails(mok_layer_memory_query(group, &options, &memory), MOK_ENOTSUP, "transposed_weights is 1");
