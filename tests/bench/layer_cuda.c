@@ -16,6 +16,7 @@
 #include "layer_cuda.h"
 #include "layer_cuda_rank.h"
 #include "mok/mok.h"
+#include "names.h"
 #include "stack.h"
 
 enum { MAX_ROUNDS = 1000, WARM = 10, QUEUED = 8 };
@@ -43,7 +44,7 @@ struct options {
     uint32_t minibatch_rows;
     bool backward, bf16_gradients, mxfp8_wgrad;
     bool both;  /* a forward before each backward */
-    bool mxfp8; /* per128 */
+    uint32_t precision; /* enum mok_precision */
     bool tiles; /* weights in tiles of 128 x 128 */
     bool transposed; /* those are bound transposed, too */
 };
@@ -178,7 +179,7 @@ static void report(const struct options *o, const struct shape *s, const struct 
              o->mxfp8_wgrad ? "mxfp8" : "bf16", o->transposed ? "true" : "false");
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
-                                   .precision = o->tiles ? "mxfp8-per128, tiles" : o->mxfp8 ? "mxfp8-per128" : "bf16",
+                                   .precision = o->tiles ? "mxfp8-per128, tiles" : mok_precision_text(o->precision),
                                    .shape = s->name,
                                    .ep = (int)o->ep,
                                    .tokens = o->tokens,
@@ -223,7 +224,7 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .experts = experts_of(s, o->ep),
                                           .topk = s->topk,
                                           .ep = o->ep,
-                                          .precision = o->mxfp8 ? MOK_MXFP8_PER128 : MOK_BF16,
+                                          .precision = o->precision,
                                           .tiles = o->tiles,
                                           .transposed = o->transposed,
                                           .max_tokens = o->tokens,
@@ -268,8 +269,8 @@ static int usage(FILE *file)
     fprintf(file,
             ")\n"
             "  --op forward|backward|both   what to time (default forward; both: one behind the other)\n"
-            "  --precision bf16|mxfp8|mxfp8-tiles   of the experts (default bf16; mxfp8: scales of 128 values, of weights\n"
-            "                          of 1 x 128, or of tiles of 128 x 128)\n"
+            "  --precision bf16|mxfp8|mxfp8-tiles|mxfp8-per32   of the experts (default bf16; mxfp8: scales of 128 values,\n"
+            "                          of weights of 1 x 128, or of tiles of 128 x 128; mxfp8-per32: of 32 values)\n"
             "  --transposed            with mxfp8-tiles: weights are bound transposed, too\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
             "  --gpus N                GPUs that they are spread over (default 1)\n"
@@ -300,7 +301,8 @@ static void parse(int argc, char **argv, struct options *o)
 {
     static const char *const ops[] = { "forward", "backward", "both" }, *const contexts[] = { "full", "recompute" },
                              *const types[] = { "f32", "bf16" }, *const operands[] = { "bf16", "mxfp8" },
-                             *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles" };
+                             *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles", "mxfp8-per32" };
+    static const uint32_t precision[] = { MOK_BF16, MOK_MXFP8_PER128, MOK_MXFP8_PER128, MOK_MXFP8_PER32 };
     static const struct option options[] = {
         { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
         { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
@@ -349,7 +351,7 @@ static void parse(int argc, char **argv, struct options *o)
             o->backward = o->both || strcmp(optarg, "backward") == 0;
             break;
         case 'x':
-            o->mxfp8 = name_of("precision", optarg, precisions, 3) > 0;
+            o->precision = precision[name_of("precision", optarg, precisions, 4)];
             o->tiles = strcmp(optarg, "mxfp8-tiles") == 0;
             break;
         case 'q':
@@ -385,6 +387,7 @@ int bench_layer_cuda(int argc, char **argv)
 {
     struct options o = { .tokens = 2048,
                          .rounds = 50,
+                         .precision = MOK_BF16,
                          .poll_us = 20000,
                          .ep = 1,
                          .gpus = 1,

@@ -132,14 +132,14 @@ static struct device_memory take_transposed(struct mok_engine *engine, const uin
 static void open_quantised(struct device_group *g, const struct device_options *options, const uint16_t *from,
                            uint64_t matrices, uint64_t rows, uint64_t columns, uint32_t r, unsigned i)
 {
-    uint32_t tile_rows = options->tiles ? 128 : 1;
+    const uint32_t group = options->tiles || g->plan[r].spec.precision == MOK_MXFP8_PER128 ? 128 : 32, tile_rows = options->tiles ? 128 : 1;
     uint64_t scales = mok_mx_scales(columns);
     uint8_t *code = malloc(matrices * rows * columns), *scale = malloc(matrices * rows * scales);
 
     assert_non_null(code);
     assert_non_null(scale);
     for (uint64_t m = 0; m < matrices; m++)
-        assert_int_equal(mok_mx_quantize(from + m * rows * columns, rows, columns, 128, tile_rows,
+        assert_int_equal(mok_mx_quantize(from + m * rows * columns, rows, columns, group, tile_rows,
                                          code + m * rows * columns, scale + m * rows * scales),
                          0);
     g->params[r][i] = take(g->engine[r], code, matrices * rows * columns);
