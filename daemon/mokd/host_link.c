@@ -136,7 +136,7 @@ void mokd_host_goodbye(struct mokd_host_links *links, uint32_t node, Mok__Goodby
     Mok__HandlePacket packet = MOK__HANDLE_PACKET__INIT;
     Mok__HandleGoodbye body = MOK__HANDLE_GOODBYE__INIT;
 
-    if (!mokd_host_is_linked(links, node))
+    if (!mokd_host_is_linked(links, node) || links->up[node]->ending)
         return;
     body.reason = reason;
     packet.body_case = MOK__HANDLE_PACKET__BODY_GOODBYE;

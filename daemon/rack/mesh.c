@@ -305,8 +305,11 @@ static void remove_node(struct rack *rack, uint32_t index)
 {
     struct slot *slot = &rack->slots[index];
     enum rack_state before = slot->peer.state;
+    char reason[RACK_MAX_TEXT];
 
-    rack_peer_lose(&slot->peer, "removed from the inventory");
+    say_goodbye(rack, index, MOK__GOODBYE_REASON__GOODBYE_REMOVED);
+    rack_goodbye_text(MOK__GOODBYE_REASON__GOODBYE_REMOVED, rack->self.name, slot->peer.name, reason);
+    rack_peer_lose(&slot->peer, reason);
     rack_link_remove(rack->link, index);
     slot->config.address[0] = '\0';
     if (before != slot->peer.state && rack->handlers.state)

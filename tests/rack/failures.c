@@ -220,6 +220,22 @@ static void a_daemon_that_stops_in_order_ends_its_groups_at_once(void **state)
     form_and_step(rack, "hurt");
 }
 
+static void a_node_that_another_removes_hears_so_at_once_and_may_come_back(void **state)
+{
+    static const char *const says = "node n2 was removed from the configuration of node n0";
+    struct rack_stack *rack = *state;
+
+    set_scene(rack);
+    double since = stack_now_ms();
+    assert_int_equal(rack_stack_reload(rack, 0, 2, 1), 0);
+    expect_peer(&hurt[2], says, since, bound_of(rack));
+    end_scene(rack, says, since);
+    assert_int_equal(rack_stack_reload(rack, 0, 2, 0), 0);
+    for (unsigned node = 0; node < 3; node++)
+        assert_int_equal(rack_stack_await(rack, node, 2), 0);
+    form_and_step(rack, "hurt");
+}
+
 static void a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on(void **state)
 {
     struct rack_stack *rack = *state;
@@ -448,6 +464,7 @@ static int set_right(void **state)
     for (unsigned node = 0; node < 3; node++)
         if (rack->node[node].mokd <= 0)
             code |= rack_stack_boot(rack, node);
+    code |= rack_stack_reload(rack, 0, 2, 0);
     for (unsigned node = 0; node < 3; node++)
         code |= rack_stack_await(rack, node, 2);
     __atomic_store_n(&give_up, false, __ATOMIC_RELEASE);
@@ -467,6 +484,7 @@ int main(void)
         cmocka_unit_test_teardown(a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes, set_right),
         cmocka_unit_test_teardown(a_deadline_counts_from_when_the_rank_of_another_node_has_joined, set_right),
         cmocka_unit_test_teardown(hundreds_of_groups_come_and_go_without_growth, set_right),
+        cmocka_unit_test_teardown(a_node_that_another_removes_hears_so_at_once_and_may_come_back, set_right),
         cmocka_unit_test_teardown(a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on, set_right),
         cmocka_unit_test_teardown(a_daemon_that_stops_in_order_ends_its_groups_at_once, set_right),
         cmocka_unit_test_teardown(a_killed_daemon_ends_its_groups_and_comes_back, set_right),
