@@ -41,11 +41,18 @@ struct mok_layer_spec {
     uint32_t minibatch_rows;
     uint32_t comm_units;
     uint32_t gradient_dtype; /* of the weight gradients, enum mok_dtype; 0: FP32 */
+    uint32_t wgrad_precision; /* of their operands in an MXFP8 layer, enum mok_wgrad; 0: BF16 */
 };
 
 static inline bool mok_spec_bf16_gradients(const struct mok_layer_spec *spec)
 {
     return spec->gradient_dtype == MOK_DTYPE_BF16;
+}
+
+/* Weight gradients are products of E4M3 operands that were quantised along the token axis. */
+static inline bool mok_spec_mxfp8_wgrad(const struct mok_layer_spec *spec)
+{
+    return spec->wgrad_precision == MOK_WGRAD_MXFP8;
 }
 
 struct mok_device_limits {

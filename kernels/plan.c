@@ -104,6 +104,12 @@ static int check_spec(const struct mok_layer_spec *spec, struct mok_message *mes
     if (spec->gradient_dtype && spec->gradient_dtype != MOK_DTYPE_BF16 && spec->gradient_dtype != MOK_DTYPE_F32)
         return fail(message, -MOK_EDTYPE, "gradient_dtype = %u is none of 0, %u (f32), %u (bf16)", spec->gradient_dtype,
                     MOK_DTYPE_F32, MOK_DTYPE_BF16);
+    if (spec->wgrad_precision && spec->wgrad_precision != MOK_WGRAD_BF16 && spec->wgrad_precision != MOK_WGRAD_MXFP8)
+        return fail(message, -MOK_EDTYPE, "wgrad_precision = %u is none of 0, %u (bf16), %u (mxfp8)",
+                    spec->wgrad_precision, MOK_WGRAD_BF16, MOK_WGRAD_MXFP8);
+    if (mok_spec_mxfp8_wgrad(spec) && spec->precision == MOK_BF16)
+        return fail(message, -MOK_EDTYPE, "wgrad_precision = %u (mxfp8) is of MXFP8 layers, not of precision = %u (bf16)",
+                    spec->wgrad_precision, spec->precision);
     if (!isfinite(spec->clamp) || spec->clamp < 0)
         return fail(message, -MOK_ERANGE, "clamp = %g is not 0 (none) or a finite positive limit",
                     (double)spec->clamp);

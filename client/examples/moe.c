@@ -171,6 +171,7 @@ static int layer_open(struct moe *moe, struct layer *layer)
         .topk = config->topk,
         .max_tokens = config->tokens,
         .precision = config->precision,
+        .wgrad_precision = config->wgrad,
         .shared_intermediate = config->shared_intermediate,
     };
     uint64_t symmetric, private;

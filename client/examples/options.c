@@ -45,6 +45,7 @@ static const char usage[] =
     "  --window N           bytes of context (8)\n"
     "  --shared-expert      an expert of width I that every token passes\n"
     "  --precision P        bf16, mxfp8-per32, mxfp8-per128 or mxfp8: per32, with --engine cuda per128 (bf16)\n"
+    "  --wgrad P            bf16 or, of MXFP8 experts, mxfp8: operands of weight gradients (bf16)\n"
     "  --recompute          keep only the routing for backward\n"
     "\n"
     "Files:\n"
@@ -82,6 +83,7 @@ enum {
     OPT_WINDOW,
     OPT_SHARED_EXPERT,
     OPT_PRECISION,
+    OPT_WGRAD,
     OPT_RECOMPUTE,
     OPT_CHECKPOINT,
     OPT_SAVE_EVERY,
@@ -115,6 +117,7 @@ static const struct option long_options[] = {
     { "window", required_argument, NULL, OPT_WINDOW },
     { "shared-expert", no_argument, NULL, OPT_SHARED_EXPERT },
     { "precision", required_argument, NULL, OPT_PRECISION },
+    { "wgrad", required_argument, NULL, OPT_WGRAD },
     { "recompute", no_argument, NULL, OPT_RECOMPUTE },
     { "checkpoint", required_argument, NULL, OPT_CHECKPOINT },
     { "save-every", required_argument, NULL, OPT_SAVE_EVERY },
@@ -189,6 +192,14 @@ static int parse_precision(const char *value, unsigned *ret)
         }
     }
     return fail(-MOK_EARG, "--precision %s: neither bf16 nor mxfp8, mxfp8-per32 or mxfp8-per128", value);
+}
+
+static int parse_wgrad(const char *value, unsigned *ret)
+{
+    if (strcmp(value, "bf16") != 0 && strcmp(value, "mxfp8") != 0)
+        return fail(-MOK_EARG, "--wgrad %s: neither bf16 nor mxfp8", value);
+    *ret = *value == 'm' ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16;
+    return 0;
 }
 
 static int parse_engine(const char *value, unsigned *ret)
@@ -273,6 +284,8 @@ static int parse_one(int option, const char *name, struct options *o, int *devic
         return parse_unsigned(name, optarg, 1, 64, &o->window);
     case OPT_PRECISION:
         return parse_precision(optarg, &o->precision);
+    case OPT_WGRAD:
+        return parse_wgrad(optarg, &o->wgrad);
     case OPT_CHECKPOINT:
         o->checkpoint = optarg;
         return 0;
@@ -370,6 +383,8 @@ static int check(struct options *o, int devices)
         return fail(-MOK_EARG, "--report: needs --engine cuda");
     if (o->check_gradients && o->precision != MOK_BF16)
         return fail(-MOK_EARG, "--check-gradients: needs --precision bf16; differences drown in 8-bit rounding");
+    if (o->wgrad == MOK_WGRAD_MXFP8 && o->precision == MOK_BF16)
+        return fail(-MOK_EARG, "--wgrad mxfp8: needs --precision mxfp8");
     return 0;
 }
 
@@ -391,6 +406,7 @@ int options_parse(int argc, char **argv, struct options *ret)
         .layers = 2,
         .window = 8,
         .precision = MOK_BF16,
+        .wgrad = MOK_WGRAD_BF16,
         .engine = MOK_DEVICE_HOST,
         .rate = 0.01f,
     };

@@ -21,6 +21,7 @@ struct options {
     unsigned batch, seq, micro_batches;
     unsigned hidden, intermediate, experts, topk, layers, window;
     unsigned precision; /* enum mok_precision */
+    unsigned wgrad;     /* enum mok_wgrad */
     float rate;
     int resume, recompute, shared_expert, check_gradients, quiet, report;
 };

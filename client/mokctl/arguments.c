@@ -28,7 +28,7 @@ const char mokctl_usage[] =
     "            the plan and the exact memory of a layer that is not there; further options:\n"
     "            --ep N (1), --device D (0), --precision bf16|mxfp8-per32|mxfp8-per128 (bf16),\n"
     "            --shared-intermediate S, --clamp L, --ring-bytes B, --minibatch-rows M, --comm-units C,\n"
-    "            --gradients f32|bf16 (f32)\n"
+    "            --gradients f32|bf16 (f32), --wgrad bf16|mxfp8 (bf16)\n"
     "  quota [--user U | --all]\n"
     "            what a user has and may have, by user name or number (of others: administrators alone), with the Unix\n"
     "            groups that bind him; --all: of everybody\n"
@@ -83,6 +83,7 @@ enum option_value {
     OPTION_MINIBATCH_ROWS,
     OPTION_COMM_UNITS,
     OPTION_GRADIENTS,
+    OPTION_WGRAD,
     OPTION_SHAPES, /* how many those are */
     OPTION_RANK = OPTION_SHAPES,
     OPTION_EXPLAIN,
@@ -106,6 +107,7 @@ static const struct option options[] = {
     [OPTION_MINIBATCH_ROWS] = { "minibatch-rows", required_argument, NULL, OPTION_MINIBATCH_ROWS },
     [OPTION_COMM_UNITS] = { "comm-units", required_argument, NULL, OPTION_COMM_UNITS },
     [OPTION_GRADIENTS] = { "gradients", required_argument, NULL, OPTION_GRADIENTS },
+    [OPTION_WGRAD] = { "wgrad", required_argument, NULL, OPTION_WGRAD },
     [OPTION_RANK] = { "rank", required_argument, NULL, OPTION_RANK },
     [OPTION_EXPLAIN] = { "explain", no_argument, NULL, OPTION_EXPLAIN },
     [OPTION_JSON] = { "json", no_argument, NULL, OPTION_JSON },
@@ -166,6 +168,16 @@ static int parse_gradients(const char *text, uint32_t *ret)
     return -1;
 }
 
+static int parse_wgrad(const char *text, uint32_t *ret)
+{
+    if (strcmp(text, "bf16") == 0 || strcmp(text, "mxfp8") == 0) {
+        *ret = strcmp(text, "mxfp8") == 0 ? MOK_WGRAD_MXFP8 : 0;
+        return 0;
+    }
+    fprintf(stderr, "mokctl: --wgrad %s: must be bf16 or mxfp8\n", text);
+    return -1;
+}
+
 static int parse_clamp(const char *text, float *ret)
 {
     char *end;
@@ -210,6 +222,8 @@ static int parse_shape(int option, const char *text, struct mokctl_arguments *re
         return parse_u32("--comm-units", text, &spec->comm_units);
     case OPTION_GRADIENTS:
         return parse_gradients(text, &spec->gradient_dtype);
+    case OPTION_WGRAD:
+        return parse_wgrad(text, &spec->wgrad_precision);
     default:
         return parse_u32("--rank", text, &ret->rank);
     }

@@ -118,6 +118,18 @@ static int check_gradient_dtype(uint32_t dtype)
     return 0;
 }
 
+static int check_wgrad_precision(uint32_t wgrad, uint32_t precision)
+{
+    if (wgrad != 0 && wgrad != MOK_WGRAD_BF16 && wgrad != MOK_WGRAD_MXFP8)
+        return client_fail(MOK_EDTYPE, "wgrad_precision is %" PRIu32 ", must be 0, %d (bf16) or %d (mxfp8)", wgrad,
+                           MOK_WGRAD_BF16, MOK_WGRAD_MXFP8);
+    if (wgrad == MOK_WGRAD_MXFP8 && precision == MOK_BF16)
+        return client_fail(MOK_EDTYPE,
+                           "wgrad_precision is %" PRIu32 " (mxfp8), must be 0 or %d (bf16) where precision is %d (bf16)",
+                           wgrad, MOK_WGRAD_BF16, MOK_BF16);
+    return 0;
+}
+
 int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__LayerSpec *ret)
 {
     mok_layer_options o;
@@ -129,7 +141,8 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
         (r = check_range("experts", o.experts, 1, MOK_MAX_EXPERTS)) < 0 ||
         (r = check_range("topk", o.topk, 1, MOK_MAX_TOPK)) < 0 ||
         (r = check_range("max_tokens", o.max_tokens, 1, MOK_MAX_TOKENS)) < 0 || (r = check_precision(o.precision)) < 0 ||
-        (r = check_gradient_dtype(o.gradient_dtype)) < 0)
+        (r = check_gradient_dtype(o.gradient_dtype)) < 0 ||
+        (r = check_wgrad_precision(o.wgrad_precision, o.precision)) < 0)
         return r;
     if (o.experts % ranks)
         return client_fail(MOK_ERANGE, "experts is %" PRIu32 ", must be a multiple of the group's %" PRIu32 " ranks",
@@ -150,6 +163,7 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
     ret->minibatch_rows = o.minibatch_rows;
     ret->comm_units = o.comm_units;
     ret->gradient_dtype = o.gradient_dtype == MOK_DTYPE_F32 ? 0 : o.gradient_dtype; /* one way to say it */
+    ret->wgrad_precision = o.wgrad_precision == MOK_WGRAD_BF16 ? 0 : o.wgrad_precision;
     return 0;
 }
 

@@ -63,6 +63,9 @@ static int check_spec(const mok_group *group, const mok_layer_options *options, 
     if (ret->gradient_dtype && !(group->session->features & MOK_FEATURE_GRADIENTS))
         return client_fail(MOK_ENOTSUP, "gradient_dtype is %" PRIu32 ", must be 0: mokd is older and knows F32 alone",
                            ret->gradient_dtype);
+    if (ret->wgrad_precision && !(group->session->features & MOK_FEATURE_WGRAD))
+        return client_fail(MOK_ENOTSUP, "wgrad_precision is %" PRIu32 ", must be 0: mokd is older and knows BF16 alone",
+                           ret->wgrad_precision);
     return 0;
 }
 

@@ -34,6 +34,7 @@ void mokd_layer_spec_read(const Mok__LayerSpec *message, uint32_t ep, uint32_t r
         .minibatch_rows = message->minibatch_rows,
         .comm_units = message->comm_units,
         .gradient_dtype = message->gradient_dtype,
+        .wgrad_precision = message->wgrad_precision,
     };
 }
 
@@ -52,6 +53,7 @@ void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *
     ret->minibatch_rows = spec->minibatch_rows;
     ret->comm_units = spec->comm_units;
     ret->gradient_dtype = spec->gradient_dtype;
+    ret->wgrad_precision = spec->wgrad_precision;
 }
 
 void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret)

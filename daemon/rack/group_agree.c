@@ -100,6 +100,7 @@ static int agree_on_spec(const struct mok_layer_spec *first, const struct mok_la
         { "minibatch_rows", first->minibatch_rows, other->minibatch_rows },
         { "comm_units", first->comm_units, other->comm_units },
         { "gradient_dtype", first->gradient_dtype, other->gradient_dtype },
+        { "wgrad_precision", first->wgrad_precision, other->wgrad_precision },
     };
     for (size_t i = 0; i < ARRAY_SIZE(field); i++)
         if (field[i].first != field[i].other)

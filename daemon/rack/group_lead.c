@@ -272,6 +272,7 @@ static void take_params(const Mok__GroupCall *message, const struct group_lead *
             .minibatch_rows = spec->minibatch_rows,
             .comm_units = spec->comm_units,
             .gradient_dtype = spec->gradient_dtype,
+            .wgrad_precision = spec->wgrad_precision,
         };
     if (map)
         ret->map = (struct group_map){

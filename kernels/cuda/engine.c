@@ -114,9 +114,7 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check((cudaError_t)mok_cuda_kernels_setup(), "readying the kernels", message);
     if (r == 0)
-        r = check((cudaError_t)mok_cuda_mx_setup(), "readying the forward of MXFP8", message);
-    if (r == 0)
-        r = check((cudaError_t)mok_cuda_mx_backward_setup(), "readying the backward of MXFP8", message);
+        r = check((cudaError_t)mok_cuda_mx_ready(), "readying the kernels of MXFP8", message);
     if (r == 0 && mok_cuda_run_find_room(e) < 0)
         r = fail(message, -MOK_EDEVICE, "trying the streams of the device: %s", cudaGetErrorString(cudaGetLastError()));
     return r;
@@ -278,10 +276,10 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     if (plan->device.kind != MOK_DEVICE_CUDA)
         return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
                     MOK_DEVICE_CUDA);
-    if (plan->spec.precision == MOK_MXFP8_PER32)
+    if (mok_spec_mxfp8_wgrad(&plan->spec))
         return fail(message, -MOK_ENOTSUP,
-                    "precision = %u (mxfp8 per32): the CUDA engine runs bf16 (%u) and mxfp8 per128 (%u)",
-                    plan->spec.precision, MOK_BF16, MOK_MXFP8_PER128);
+                    "wgrad_precision = %u (mxfp8): the CUDA engine's weight gradients are products of bf16 (%u)",
+                    plan->spec.wgrad_precision, MOK_WGRAD_BF16);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */

@@ -154,6 +154,9 @@ int mok_cuda_backward_launch(struct mok_engine_layer *l, const struct mok_op_arg
 
 /* engine_mx.c; `fill` once a layer, behind forward's arguments; the others in the place of the BF16 forward's */
 bool mok_cuda_is_mx(const struct mok_engine_layer *l);
+bool mok_cuda_is_per32(const struct mok_engine_layer *l);
+/* Once a device: raises the kernels' shared-memory limits; a cudaError_t. */
+int mok_cuda_mx_ready(void);
 void mok_cuda_mx_fill(struct mok_engine_layer *l);
 int mok_cuda_mx_make_maps(struct mok_engine_layer *l, const struct mok_expert_params *p);
 /* Whether x is quantised beside the schedule: of one rank's forward, which nobody else reads it of. */

@@ -14,6 +14,22 @@ bool mok_cuda_is_mx(const struct mok_engine_layer *l)
     return l->plan.spec.precision != MOK_BF16;
 }
 
+bool mok_cuda_is_per32(const struct mok_engine_layer *l)
+{
+    return l->plan.spec.precision == MOK_MXFP8_PER32;
+}
+
+int mok_cuda_mx_ready(void)
+{
+    int (*const setup[])(void) = { mok_cuda_mx_setup, mok_cuda_mx_backward_setup, mok_cuda_mx_setup_32,
+                                   mok_cuda_mx_backward_setup_32 };
+    int r = 0;
+
+    for (unsigned i = 0; i < sizeof(setup) / sizeof(setup[0]) && r == 0; i++)
+        r = setup[i]();
+    return r;
+}
+
 void mok_cuda_mx_fill(struct mok_engine_layer *l)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
@@ -84,13 +100,15 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
         .hidden = spec->hidden,
         .beside = mok_cuda_mx_beside(l, args),
     };
-    int r = mok_cuda_launch_quantize(&a, stream);
+    int (*launch)(const struct mok_cuda_quantize_args *, void *) =
+        mok_cuda_is_per32(l) ? mok_cuda_launch_quantize_32 : mok_cuda_launch_quantize;
+    int r = launch(&a, stream);
 
     if (r == 0 && backward) {
         a.x = args->peer[spec->rank].d_out;
         a.to += (uint64_t)spec->max_tokens * a.row_bytes;
         a.wide = l->private_memory + l->layout.g_wide;
-        r = mok_cuda_launch_quantize(&a, stream);
+        r = launch(&a, stream);
     }
     return r == 0 ? 0 : -MOK_EDEVICE;
 }
@@ -132,6 +150,8 @@ int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *arg
     const struct mok_cuda_kept *kept = &l->kept;
     uint8_t *ring = args->context_mode == MOK_CONTEXT_FULL ? (uint8_t *)args->context + l->plan.ctx_ring : NULL;
     struct mok_cuda_mx_args *mx = &l->mx;
+    int (*launch)(const struct mok_cuda_mx_args *, uint32_t, void *) =
+        mok_cuda_is_per32(l) ? mok_cuda_launch_mx_main_32 : mok_cuda_launch_mx_main;
 
     mx->common.x_ring[0] = ring && l->plan.spec.ep > 1 ? ring + kept->x : mx->common.x_ring[1];
     mx->x_rows[0] = mx->common.x_ring[0] ? mx->common.x_ring[0] : mx->x_rows[1];
@@ -146,5 +166,5 @@ int mok_cuda_mx_launch(struct mok_engine_layer *l, const struct mok_op_args *arg
     mx->common.marks = l->engine->now->marks_now;
     mx->common.chaos_seed++;
     mok_cuda_retire(l, args, l->schedule.slots, &mx->common);
-    return mok_cuda_launch_mx_main(mx, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
+    return launch(mx, l->engine->blocks, stream) == 0 ? 0 : -MOK_EDEVICE;
 }

@@ -21,9 +21,9 @@ void mok_cuda_mx_backward_fill(struct mok_engine_layer *l)
         return;
     a->common = l->mx.common;
     a->mx = l->mx;
-    a->gate_t_scale = (const float *)(m + layout->gate_t_scale);
-    a->up_t_scale = (const float *)(m + layout->up_t_scale);
-    a->down_t_scale = (const float *)(m + layout->down_t_scale);
+    a->gate_t_scale = m + layout->gate_t_scale;
+    a->up_t_scale = m + layout->up_t_scale;
+    a->down_t_scale = m + layout->down_t_scale;
     a->d_a_code = m + layout->d_a_code;
     a->d_b_code = m + layout->d_b_code;
     a->d_a_scale = m + layout->d_a_scale;
@@ -103,13 +103,14 @@ static int turn_weights(struct mok_engine_layer *l, const struct mok_expert_para
     const struct mok_cuda_layout *layout = &l->layout;
     uint8_t *m = l->private_memory;
     const struct mok_cuda_turn_args a = {
-        .weight = { { p->gate, p->gate_scale, m + layout->gate_t, (float *)(m + layout->gate_t_scale),
+        .weight = { { p->gate, p->gate_scale, m + layout->gate_t, m + layout->gate_t_scale,
                       spec->intermediate, spec->hidden },
-                    { p->up, p->up_scale, m + layout->up_t, (float *)(m + layout->up_t_scale), spec->intermediate,
+                    { p->up, p->up_scale, m + layout->up_t, m + layout->up_t_scale, spec->intermediate,
                       spec->hidden },
-                    { p->down, p->down_scale, m + layout->down_t, (float *)(m + layout->down_t_scale), spec->hidden,
+                    { p->down, p->down_scale, m + layout->down_t, m + layout->down_t_scale, spec->hidden,
                       spec->intermediate } },
         .experts = l->plan.local_experts,
+        .per32 = mok_cuda_is_per32(l),
         .bad_id = l->engine->now->bad_id,
     };
     return mok_cuda_launch_turn(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
@@ -179,6 +180,8 @@ int mok_cuda_mx_backward_launch(struct mok_engine_layer *l, const struct mok_op_
     struct mok_cuda_head *spans = (struct mok_cuda_head *)(l->private_memory + l->layout.spans);
     struct mok_cuda_mx_backward_args *a = &l->mx_backward;
     struct mok_cuda_common *common = &a->common;
+    int (*launch)(const struct mok_cuda_mx_backward_args *, uint32_t, void *) =
+        mok_cuda_is_per32(l) ? mok_cuda_launch_mx_backward_32 : mok_cuda_launch_mx_backward;
 
     common->x_ring[0] = ring && l->plan.spec.ep > 1 ? (void *)(uintptr_t)(ring + l->kept.x) : common->x_ring[1];
     common->abort_word = l->engine->now->abort_word;
@@ -190,7 +193,7 @@ int mok_cuda_mx_backward_launch(struct mok_engine_layer *l, const struct mok_op_
         common->chaos_seed++;
         common->head = spans + 2 * i;
         a->mx.common = *common;
-        if (mok_cuda_launch_mx_backward(a, l->engine->blocks, stream) != 0)
+        if (launch(a, l->engine->blocks, stream) != 0)
             return -MOK_EDEVICE;
         if (launch_wide(l, args, spans + 2 * i + 1, a->row_x_wide, a->row_g_wide, stream) < 0)
             return -MOK_EDEVICE;

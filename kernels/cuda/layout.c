@@ -44,9 +44,11 @@ uint64_t mok_cuda_h_scale_bytes(const struct mok_plan *plan)
     return is_mx(plan) ? mok_round_up(4 * mok_div_up(plan->spec.intermediate, MOK_TILE_N / 2), 16) : 0;
 }
 
-uint64_t mok_cuda_turned_scales(uint64_t experts, uint64_t rows, uint64_t columns)
+uint64_t mok_cuda_turned_scale_bytes(const struct mok_plan *plan, uint64_t rows, uint64_t columns)
 {
-    return experts * mok_div_up(rows, 128) * 2 * mok_div_up(columns, 256);
+    if (plan->spec.precision == MOK_MXFP8_PER32)
+        return plan->local_experts * columns * mok_mx_scales(rows);
+    return plan->local_experts * mok_div_up(rows, 128) * 2 * mok_div_up(columns, 256) * sizeof(float);
 }
 
 static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
@@ -101,9 +103,9 @@ static void place_mx_backward(const struct mok_plan *plan, uint64_t *at, struct 
     l->gate_t = place(at, experts * hidden * inter);
     l->up_t = place(at, experts * hidden * inter);
     l->down_t = place(at, experts * hidden * inter);
-    l->gate_t_scale = place(at, mok_cuda_turned_scales(experts, inter, hidden) * sizeof(float));
-    l->up_t_scale = place(at, mok_cuda_turned_scales(experts, inter, hidden) * sizeof(float));
-    l->down_t_scale = place(at, mok_cuda_turned_scales(experts, hidden, inter) * sizeof(float));
+    l->gate_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, inter, hidden));
+    l->up_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, inter, hidden));
+    l->down_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, hidden, inter));
     l->spans = place(at, 2 * l->max_macrobatches * sizeof(struct mok_cuda_head));
 }
 

@@ -188,7 +188,7 @@ struct mok_cuda_layout {
     uint64_t d_a_code, d_b_code;             /* E4M3 [ring_rows][I]; d_a, d_b and h are their values as BF16 */
     uint64_t d_a_scale, d_b_scale;           /* as h_scale */
     uint64_t gate_t, up_t, down_t;           /* E4M3 [E_l][H][I], [E_l][H][I], [E_l][I][H] */
-    uint64_t gate_t_scale, up_t_scale, down_t_scale; /* F32, see struct mok_cuda_turned */
+    uint64_t gate_t_scale, up_t_scale, down_t_scale; /* see struct mok_cuda_turned */
     uint64_t spans;                          /* struct mok_cuda_head, two a macrobatch */
     /* BF16 weight gradients: F32 [sums_count][3][H * I] of the expert that a macrobatch's border cuts, of every other border */
     uint64_t sums, sums_count;
@@ -205,8 +205,8 @@ struct mok_cuda_layout {
 
 /* Bytes of a row of x as experts read it: BF16, or E4M3 codes with their scales behind them. */
 uint64_t mok_cuda_x_row_bytes(const struct mok_plan *plan);
-/* F32 values of a turned weight's scales. */
-uint64_t mok_cuda_turned_scales(uint64_t experts, uint64_t rows, uint64_t columns);
+/* Bytes of the scales of a weight [rows][columns] of each expert, turned. */
+uint64_t mok_cuda_turned_scale_bytes(const struct mok_plan *plan, uint64_t rows, uint64_t columns);
 /* Bytes of a row of h's scales: four a gate/up tile, in whole 16; 0 for BF16. */
 uint64_t mok_cuda_h_scale_bytes(const struct mok_plan *plan);
 void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *ret);
@@ -343,17 +343,19 @@ struct mok_cuda_quantize_args {
 /*
  * A weight [experts][rows][columns] turned, so that a product along its rows finds them side by side: codes
  * [experts][columns][rows] with one scale for 128 x 128 of them, F32 [experts][rows / 128][columns / 256][2], rounded up.
+ * `per32`: one for 32 x 32, told of each 32 of a column, E8M0 [experts][columns][rows / 32], rounded up.
  */
 struct mok_cuda_turned {
     const uint8_t *code, *scale;
     uint8_t *to;
-    float *to_scale;
+    void *to_scale;
     uint32_t rows, columns;
 };
 
 struct mok_cuda_turn_args {
     struct mok_cuda_turned weight[3];
     uint32_t experts;
+    uint32_t per32;
     const uint32_t *bad_id; /* not 0: do nothing */
 };
 
@@ -392,7 +394,7 @@ struct mok_cuda_mx_backward_args {
     CUtensorMap gate_t, up_t, down_t; /* pairs of codes, boxes of 128 rows */
     CUtensorMap d_a, d_b;             /* the same */
     CUtensorMap a[2], b[2];           /* BF16, boxes of 64 rows: of macrobatch 0, of the others */
-    const float *gate_t_scale, *up_t_scale, *down_t_scale;
+    const void *gate_t_scale, *up_t_scale, *down_t_scale; /* see struct mok_cuda_turned */
     uint8_t *d_a_code, *d_b_code, *d_a_scale, *d_b_scale; /* a row of scales: mx.h_scale_bytes */
     void *a_rows, *b_rows, *d_a_rows, *d_b_rows, *h_rows; /* BF16 [ring_rows][I]; h is weighted */
     uint32_t *gates_done;
@@ -462,9 +464,15 @@ int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks,
 int mok_cuda_launch_quantize(const struct mok_cuda_quantize_args *args, void *stream);
 int mok_cuda_launch_mx_main(const struct mok_cuda_mx_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_setup(void);
+/* *_32: the same with scales of 32 values */
+int mok_cuda_launch_quantize_32(const struct mok_cuda_quantize_args *args, void *stream);
+int mok_cuda_launch_mx_main_32(const struct mok_cuda_mx_args *args, uint32_t blocks, void *stream);
+int mok_cuda_mx_setup_32(void);
 int mok_cuda_launch_turn(const struct mok_cuda_turn_args *args, void *stream);
 int mok_cuda_launch_mx_backward(const struct mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_backward_setup(void);
+int mok_cuda_launch_mx_backward_32(const struct mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream);
+int mok_cuda_mx_backward_setup_32(void);
 int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
 int mok_cuda_launch_tell(const struct mok_cuda_tell_args *args, void *stream);

@@ -12,6 +12,16 @@
 #include "gather.cuh"
 #include "mx.h"
 
+/* How many values a scale is for. A file whose kernels depend on it is compiled for 128, and by a *_32.cu for 32. */
+#ifndef MOK_MX_SCALE
+#define MOK_MX_SCALE 128
+#endif
+#if MOK_MX_SCALE == 128
+#define MOK_MX_OF_SCALE(name) name
+#elif MOK_MX_SCALE == 32
+#define MOK_MX_OF_SCALE(name) name##_32
+#endif
+
 namespace mok
 {
 namespace
@@ -30,6 +40,8 @@ constexpr uint32_t mx_table_offset = mx_scale_offset + MOK_STAGES * mx_scale_byt
 constexpr uint32_t mx_column_offset = mx_table_offset + MOK_TILE_M * 8; /* where each column's scales begin */
 constexpr uint32_t mx_place_offset = mx_column_offset + MOK_TILE_N * 8; /* of finished rows */
 static_assert(mx_place_offset + MOK_TILE_M * 8 <= task_offset, "scales do not fit behind the results");
+
+constexpr uint32_t mx_pairs = MOK_MX_SCALE / 8; /* of a thread's that have one scale, where four threads have a row's values */
 
 /* Codes of a pair of values times 1 / their scale, NaN and Inf as mok_e4m3_encode has them. */
 __device__ __forceinline__ uint32_t mx_codes(float lo, float hi, float inverse)
@@ -166,29 +178,6 @@ struct mx_consumer_base : consumer_base {
             }
         }
         __syncwarp();
-    }
-
-    /*
-     * Quantises eight rows' 128 columns of h into this warp's staging; the four scales go to `scale` of lane's row.
-     * h[2 j + e]: column 8 j + 2 (lane % 4) + e of row lane / 4 + 8 half.
-     */
-    __device__ __forceinline__ void quantise(const float (&h)[32], uint32_t half, uint8_t *scale) const
-    {
-        const uint32_t at = results() + (lane / 4 + 8 * half) * mx_row_bytes + 2 * (lane % 4);
-        uint32_t amax = 0;
-#pragma unroll
-        for (uint32_t i = 0; i < 32; i++)
-            amax = mx_amax(amax, h[i]);
-        amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
-        amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
-        const uint8_t code = mok_mx_scale(__uint_as_float(amax));
-        const float inverse = mok_e8m0_inverse(code);
-#pragma unroll
-        for (uint32_t j = 0; j < 16; j++)
-            store_shared_2(at + 8 * j, mx_codes(h[2 * j], h[2 * j + 1], inverse));
-        const uint64_t to = __shfl_sync(~0u, reinterpret_cast<uint64_t>(scale), lane / 4 + 8 * half);
-        if (to != 0 && lane % 4 == 0)
-            __stcg(reinterpret_cast<uint32_t *>(to), code * 0x01010101u);
     }
 };
 

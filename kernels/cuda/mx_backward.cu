@@ -15,7 +15,9 @@ namespace mok
 namespace
 {
 
-struct mx_backward_consumer : slot_consumer {
+constexpr uint32_t scale_blocks = MOK_MX_SCALE == 128 ? 0x01010101u : 1u; /* a scale's code times this is told of its blocks */
+
+struct mx_backward_consumer : scale_consumer {
     const mok_cuda_mx_backward_args &p;
 
     /* The next columns take the first places, as in wgrad_consumer. */
@@ -111,7 +113,7 @@ struct mx_backward_consumer : slot_consumer {
         return Clamped && up < -limit ? -limit : up;
     }
 
-    /* The scale of values whose largest in this thread is `amax`: four threads have a row's 128. */
+    /* The scale of values whose largest in this thread is `amax`: four threads have a row's. */
     struct row_scale {
         uint8_t code;
         float inverse, factor;
@@ -131,9 +133,9 @@ struct mx_backward_consumer : slot_consumer {
      * 128 columns of eight of this warp's rows. u[4 j + e], j < 16: columns 8 j + 2 (lane % 4) + e of row lane / 4 of
      * the eight; their a and b lie at `a_at` and `b_at`, columns from 64 on a stage further (`next` bytes behind, A and
      * B). They give way to d_a and d_b, weighted h goes beside b. Codes of d_a and d_b go to this warp's staging, eight
-     * rows each. Returns the scale of d_a in the first of a row's four threads, that of d_b in the others; adds to
-     * `dot` this thread's part of <u, h>. Rows that are not `real` are zeros, whatever the sums hold: weight gradients
-     * add them.
+     * rows each. Returns the scales of d_a in the first of a row's four threads, those of d_b in the others; adds
+     * to `dot` this thread's part of <u, h>. Rows that are not `real` are zeros, whatever the sums hold: weight
+     * gradients add them.
      */
     struct tile_at {
         uint32_t first, other,
@@ -160,70 +162,76 @@ struct mx_backward_consumer : slot_consumer {
     __device__ __forceinline__ uint32_t hidden_rows(float (&d)[128], tile_at at, float weight, bool real,
                                                     float &dot) const
     {
-        uint32_t amax = 0;
+        uint32_t scales = 0;
+#pragma unroll
+        for (uint32_t first = 0; first < 16; first += mx_pairs) {
+            const uint32_t end = first + mx_pairs;
+            uint32_t amax = 0;
 #pragma unroll 4
-        for (uint32_t j = 0; j < 16; j++) { /* not all at once: registers run out */
-            const uint32_t a = load_shared_4(at.a(j)), g = load_shared_4(at.b(j));
+            for (uint32_t j = first; j < end; j++) { /* not all at once: registers run out */
+                const uint32_t a = load_shared_4(at.a(j)), g = load_shared_4(at.b(j));
 #pragma unroll
-            for (uint32_t e = 0; e < 2; e++) {
-                const float ac = gate_of<Clamped>(__uint_as_float(e ? a & 0xffff0000u : a << 16));
-                const float bc = up_of<Clamped>(__uint_as_float(e ? g & 0xffff0000u : g << 16));
-                amax = mx_amax(amax, __fmul_rn(silu_of(ac, sigmoid(ac)), bc));
-            }
-        }
-        const row_scale h_scale = scale_of(amax);
-        at.begin_anew();
-        uint32_t a_amax = 0, b_amax = 0;
-#pragma unroll
-        for (uint32_t j = 0; j < 16; j++) {
-            const uint32_t a = load_shared_4(at.a(j)), g = load_shared_4(at.b(j));
-            float h[2], s[2], silu[2], bc[2]; /* s again: registers for 32 of them are not to be had */
-#pragma unroll
-            for (uint32_t e = 0; e < 2; e++) {
-                const float ac = gate_of<Clamped>(__uint_as_float(e ? a & 0xffff0000u : a << 16));
-                bc[e] = up_of<Clamped>(__uint_as_float(e ? g & 0xffff0000u : g << 16));
-                s[e] = sigmoid(ac);
-                silu[e] = silu_of(ac, s[e]);
-                h[e] = __fmul_rn(silu[e], bc[e]);
-            }
-            float lo, hi;
-            unpack_e4m3(mx_codes(h[0], h[1], h_scale.inverse), lo, hi);
-            lo = __fmul_rn(lo, h_scale.factor);
-            hi = __fmul_rn(hi, h_scale.factor);
-            dot = __fmaf_rn(d[4 * j], lo, dot);
-            dot = __fmaf_rn(d[4 * j + 1], hi, dot);
-            store_shared_4(at.b(j) + MOK_A_BYTES, real ? pack_bf16(__fmul_rn(weight, lo), __fmul_rn(weight, hi)) : 0);
-#pragma unroll
-            for (uint32_t e = 0; e < 2; e++) {
-                const float d_h = __fmul_rn(weight, d[4 * j + e]), sigma = s[e];
-                float d_a = __fmul_rn(__fmul_rn(d_h, bc[e]), __fmaf_rn(silu[e], __fsub_rn(1.0f, sigma), sigma));
-                float d_b = __fmul_rn(d_h, silu[e]);
-                if (Clamped) {
-                    const float raw_a = __uint_as_float(e ? a & 0xffff0000u : a << 16);
-                    const float raw_b = __uint_as_float(e ? g & 0xffff0000u : g << 16);
-                    d_a = raw_a > all.sides.limit ? 0.0f : d_a;
-                    d_b = raw_b > all.sides.limit || raw_b < -all.sides.limit ? 0.0f : d_b;
+                for (uint32_t e = 0; e < 2; e++) {
+                    const float ac = gate_of<Clamped>(__uint_as_float(e ? a & 0xffff0000u : a << 16));
+                    const float bc = up_of<Clamped>(__uint_as_float(e ? g & 0xffff0000u : g << 16));
+                    amax = mx_amax(amax, __fmul_rn(silu_of(ac, sigmoid(ac)), bc));
                 }
-                store_shared_4(e ? at.b(j) : at.a(j), __float_as_uint(d_a)); /* for a moment FP32, in both's places */
-                d[4 * j + e] = d_b;
-                a_amax = mx_amax(a_amax, d_a);
-                b_amax = mx_amax(b_amax, d_b);
             }
-        }
-        const row_scale a_scale = scale_of(a_amax), b_scale = scale_of(b_amax);
-        at.begin_anew();
-        const uint32_t staged = results() + lane / 4 * mx_row_bytes + 2 * (lane % 4);
+            const row_scale h_scale = scale_of(amax);
+            at.begin_anew();
+            uint32_t a_amax = 0, b_amax = 0;
 #pragma unroll
-        for (uint32_t j = 0; j < 16; j++) {
-            const uint32_t a = mx_codes(__uint_as_float(load_shared_4(at.a(j))),
-                                        __uint_as_float(load_shared_4(at.b(j))), a_scale.inverse);
-            const uint32_t g = mx_codes(d[4 * j], d[4 * j + 1], b_scale.inverse);
-            store_shared_2(staged + 8 * j, a);
-            store_shared_2(staged + 8 * mx_row_bytes + 8 * j, g);
-            store_shared_4(at.a(j), real ? mx_widen(a, a_scale.factor) : 0);
-            store_shared_4(at.b(j), real ? mx_widen(g, b_scale.factor) : 0);
+            for (uint32_t j = first; j < end; j++) {
+                const uint32_t a = load_shared_4(at.a(j)), g = load_shared_4(at.b(j));
+                float h[2], s[2], silu[2], bc[2]; /* s again: registers for 32 of them are not to be had */
+#pragma unroll
+                for (uint32_t e = 0; e < 2; e++) {
+                    const float ac = gate_of<Clamped>(__uint_as_float(e ? a & 0xffff0000u : a << 16));
+                    bc[e] = up_of<Clamped>(__uint_as_float(e ? g & 0xffff0000u : g << 16));
+                    s[e] = sigmoid(ac);
+                    silu[e] = silu_of(ac, s[e]);
+                    h[e] = __fmul_rn(silu[e], bc[e]);
+                }
+                float lo, hi;
+                unpack_e4m3(mx_codes(h[0], h[1], h_scale.inverse), lo, hi);
+                lo = __fmul_rn(lo, h_scale.factor);
+                hi = __fmul_rn(hi, h_scale.factor);
+                dot = __fmaf_rn(d[4 * j], lo, dot);
+                dot = __fmaf_rn(d[4 * j + 1], hi, dot);
+                store_shared_4(at.b(j) + MOK_A_BYTES, real ? pack_bf16(__fmul_rn(weight, lo), __fmul_rn(weight, hi)) : 0);
+#pragma unroll
+                for (uint32_t e = 0; e < 2; e++) {
+                    const float d_h = __fmul_rn(weight, d[4 * j + e]), sigma = s[e];
+                    float d_a = __fmul_rn(__fmul_rn(d_h, bc[e]), __fmaf_rn(silu[e], __fsub_rn(1.0f, sigma), sigma));
+                    float d_b = __fmul_rn(d_h, silu[e]);
+                    if (Clamped) {
+                        const float raw_a = __uint_as_float(e ? a & 0xffff0000u : a << 16);
+                        const float raw_b = __uint_as_float(e ? g & 0xffff0000u : g << 16);
+                        d_a = raw_a > all.sides.limit ? 0.0f : d_a;
+                        d_b = raw_b > all.sides.limit || raw_b < -all.sides.limit ? 0.0f : d_b;
+                    }
+                    store_shared_4(e ? at.b(j) : at.a(j), __float_as_uint(d_a)); /* for a moment FP32, in both's places */
+                    d[4 * j + e] = d_b;
+                    a_amax = mx_amax(a_amax, d_a);
+                    b_amax = mx_amax(b_amax, d_b);
+                }
+            }
+            const row_scale a_scale = scale_of(a_amax), b_scale = scale_of(b_amax);
+            at.begin_anew();
+            const uint32_t staged = results() + lane / 4 * mx_row_bytes + 2 * (lane % 4);
+#pragma unroll
+            for (uint32_t j = first; j < end; j++) {
+                const uint32_t a = mx_codes(__uint_as_float(load_shared_4(at.a(j))),
+                                            __uint_as_float(load_shared_4(at.b(j))), a_scale.inverse);
+                const uint32_t g = mx_codes(d[4 * j], d[4 * j + 1], b_scale.inverse);
+                store_shared_2(staged + 8 * j, a);
+                store_shared_2(staged + 8 * mx_row_bytes + 8 * j, g);
+                store_shared_4(at.a(j), real ? mx_widen(a, a_scale.factor) : 0);
+                store_shared_4(at.b(j), real ? mx_widen(g, b_scale.factor) : 0);
+            }
+            scales |= static_cast<uint32_t>(lane % 4 ? b_scale.code : a_scale.code) << 2 * first;
         }
-        return lane % 4 ? b_scale.code : a_scale.code;
+        return scales;
     }
 
     /* Of the noted task: this warp's first row of the ring, the first of 128 columns, and how many of them there are.
@@ -253,7 +261,7 @@ struct mx_backward_consumer : slot_consumer {
         float weight = 0.0f, dot = 0.0f;
         if (real)
             weight = __ldg(p.row_weight + static_cast<uint64_t>(before.row64) * 64 + b.row_first(before) + own);
-        const uint32_t scale = hidden_rows<Clamped>(d, tile, weight, real, dot);
+        const uint32_t scales = hidden_rows<Clamped>(d, tile, weight, real, dot);
         dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, 1));
         dot = __fadd_rn(dot, __shfl_xor_sync(~0u, dot, 2));
         __syncwarp();
@@ -266,7 +274,7 @@ struct mx_backward_consumer : slot_consumer {
         if (lane % 4 < 2)
             __stcg(reinterpret_cast<uint32_t *>((lane % 4 ? p.d_b_scale : p.d_a_scale) + row * p.mx.h_scale_bytes +
                                                 at.column / 32),
-                   scale * 0x01010101u);
+                   scales * scale_blocks);
         uint8_t *code = (lane < 8 ? p.d_a_code : p.d_b_code) + at.column;
         leave<false>(lane < 16 ? code + (at.row + 8 * half + lane % 8) * p.mx.inter : nullptr, at.columns);
     }
@@ -415,7 +423,7 @@ struct mx_backward_consumer : slot_consumer {
         } else {
             float d[128];
             note_task(v);
-            multiply(d, k_blocks);
+            multiply_mx(d, k_blocks);
             begin_anew();
             v = noted_task();
             const task t = decode(v);
@@ -465,13 +473,13 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 } // namespace
 } // namespace mok
 
-extern "C" int mok_cuda_launch_mx_backward(const mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream)
+extern "C" int MOK_MX_OF_SCALE(mok_cuda_launch_mx_backward)(const mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream)
 {
     return mok::launch(true, mok::mx_backward_kernel, dim3(args->common.retiring_blocks + blocks), MOK_THREADS,
                        mok::smem_bytes, stream, *args);
 }
 
-extern "C" int mok_cuda_mx_backward_setup(void)
+extern "C" int MOK_MX_OF_SCALE(mok_cuda_mx_backward_setup)(void)
 {
     return cudaFuncSetAttribute(mok::mx_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
 }

@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What brings an MXFP8 backward's operands into the stages: one thread by TMA, two warps by 16-byte copies of rows and
- * of their scales. The weights' are one for 128 x 128 codes, since they have been turned. Multiplies nothing.
+ * of their scales. The weights' are one for 128 x 128 codes, or for 32 of a column, since they have been turned.
+ * Multiplies nothing.
  */
 #ifndef MOK_CUDA_MX_BACKWARD_FETCH_CUH
 #define MOK_CUDA_MX_BACKWARD_FETCH_CUH
 
 #include "loader.cuh"
+#include "mx.cuh"
+#if MOK_MX_SCALE == 128
 #include "mx_slots.cuh"
+#else
+#include "mx_blocks.cuh"
+#endif
 
 namespace mok
 {
@@ -120,13 +126,18 @@ __device__ void load(const mok_cuda_mx_backward_args &p, const block_view &b, ui
 
 /* ---- gather: rows of x and of d_out, and everybody's scales ---- */
 
-struct mx_backward_gather : slot_gather {
-    const mok_cuda_mx_backward_args &q;
+enum turned_weight { TURNED_DOWN, TURNED_GATE, TURNED_UP };
 
-    __device__ mx_backward_gather(const slot_gather &base, const mok_cuda_mx_backward_args &args)
-        : slot_gather(base), q(args)
-    {
-    }
+template <turned_weight W> __device__ __forceinline__ const void *turned_scales(const mok_cuda_mx_backward_args &q)
+{
+    return W == TURNED_DOWN ? q.down_t_scale : W == TURNED_GATE ? q.gate_t_scale : q.up_t_scale;
+}
+
+#if MOK_MX_SCALE == 128
+using scale_consumer = slot_consumer;
+
+struct turned_gather : slot_gather {
+    const mok_cuda_mx_backward_args &q;
 
     /* Begins to fetch this thread's two rows' scales of k-block k, which begin `behind` bytes after the rows. */
     __device__ void fetch_rows(uint32_t stage, uint32_t k, uint32_t behind) const
@@ -199,15 +210,23 @@ struct mx_backward_gather : slot_gather {
         }
     }
 
-    enum weight { DOWN, GATE, UP };
+    /* The first pair of scales of a task that multiplies a turned weight. */
+    __device__ __forceinline__ uint32_t hidden_at(const task &t) const
+    {
+        return t.expert * q.common.k_blocks * q.hidden_tiles + b.column(t, q.hidden_tiles);
+    }
+    __device__ __forceinline__ uint32_t input_at(const task &t) const
+    {
+        return t.expert * q.mx.h_blocks * q.common.down_tiles + b.column(t, q.common.down_tiles);
+    }
 
     /*
-     * Stages of a task that multiplies a turned weight, whose scales are from the `at`-th pair on. Rows of d_out are
-     * gathered too, swizzled as the tensor cores read them; the loader brings others.
+     * Stages of such a task, whose scales are from the `at`-th pair on. Rows of d_out are gathered too, swizzled as the
+     * tensor cores read them; the loader brings others.
      */
-    template <weight W> __device__ __forceinline__ void fill_turned(uint32_t at)
+    template <turned_weight W> __device__ __forceinline__ void fill_turned(const task &, uint32_t at)
     {
-        constexpr bool gathered = W == DOWN;
+        constexpr bool gathered = W == TURNED_DOWN;
         const uint32_t k_blocks = gathered ? q.common.k_blocks : q.mx.h_blocks;
         const uint32_t chunk = thread % 8, first = thread / 8;
         const uint32_t dst = b.smem + a_offset + first * 128 + ((chunk ^ (first % 8)) * 16);
@@ -228,15 +247,59 @@ struct mx_backward_gather : slot_gather {
                 finish_rows((pipe.n - 1) % MOK_STAGES, k - 1, columns);
             }
             /* wanted a k-block later */
-            columns = __ldg(reinterpret_cast<const uint2 *>(W == DOWN   ? q.down_t_scale
-                                                            : W == GATE ? q.gate_t_scale
-                                                                        : q.up_t_scale) +
-                            at);
+            columns = __ldg(static_cast<const uint2 *>(turned_scales<W>(q)) + at);
         }
         cp_async_wait<0>();
         finish_rows((pipe.n - 1) % MOK_STAGES, k_blocks - 1, columns);
     }
 
+};
+#else
+using scale_consumer = block_consumer;
+
+struct turned_gather : block_gather {
+    const mok_cuda_mx_backward_args &q;
+
+    /* Stages of a gate/up task whose tile begins at `column`, with rows of x. */
+    __device__ __forceinline__ void fill(const task &t, uint32_t column)
+    {
+        note_columns<true>(t, column);
+        bring<true>(q.common.k_blocks, q.common.hidden, scales_of_row<true>(), q.common.hidden);
+    }
+
+    /* The first column of a task that multiplies a turned weight. */
+    __device__ __forceinline__ uint32_t hidden_at(const task &t) const
+    {
+        return b.column(t, q.hidden_tiles) * MOK_TILE_N;
+    }
+    __device__ __forceinline__ uint32_t input_at(const task &t) const
+    {
+        return b.column(t, q.common.down_tiles) * MOK_TILE_N;
+    }
+
+    /* Where the scales of this thread's four columns begin; the tile begins at `column`. */
+    template <turned_weight W> __device__ void note_turned(const task &t, uint32_t column, uint32_t count) const
+    {
+        const uint32_t rows = W == TURNED_DOWN ? q.mx.inter : q.common.hidden;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            note(b.smem + mx_column_offset + 8 * (thread + 64 * i),
+                 static_cast<const uint8_t *>(turned_scales<W>(q)) +
+                     (static_cast<uint64_t>(t.expert) * rows + min(column + 64 * i + thread, rows - 1)) * count);
+    }
+
+    /* Stages of such a task, whose tile begins at the column `at`. Rows of d_out are gathered too; the loader brings others. */
+    template <turned_weight W> __device__ __forceinline__ void fill_turned(const task &t, uint32_t at)
+    {
+        constexpr bool gathered = W == TURNED_DOWN;
+        const uint32_t count = scales_of_row<gathered>();
+        note_turned<W>(t, at, count);
+        bring<gathered>(gathered ? q.common.k_blocks : q.mx.h_blocks, gathered ? q.common.hidden : 0, count, q.common.hidden);
+    }
+};
+#endif
+
+struct mx_backward_gather : turned_gather {
     __device__ __forceinline__ void gate_up(const task &t)
     {
         const uint8_t *ring = static_cast<const uint8_t *>(q.common.x_ring[t.macrobatch > 0]);
@@ -254,14 +317,14 @@ struct mx_backward_gather : slot_gather {
     __device__ __forceinline__ void d_hidden(const task &t)
     {
         note_rows(t, [&](uint32_t r) { return place(t, q.row_g, static_cast<const uint8_t *>(q.g_ring), r); });
-        fill_turned<DOWN>(t.expert * q.common.k_blocks * q.hidden_tiles + b.column(t, q.hidden_tiles));
+        fill_turned<TURNED_DOWN>(t, hidden_at(t));
         gather_follow(b, pipe, mx_gate_stages, lane);
     }
 
     /* The loader brings d_a and d_b; here come their scales. */
     __device__ __forceinline__ void d_input(const task &t, uint4 v)
     {
-        const uint32_t at = t.expert * q.mx.h_blocks * q.common.down_tiles + b.column(t, q.common.down_tiles);
+        const uint32_t at = input_at(t);
         if (b.rows(t) > 0)
             wait_counter(q.common, q.common.hidden_done + t.row64 + b.row_first(t) / 64,
                          q.hidden_tiles * MOK_CONSUMER_WARPS, MOK_WAIT_GRADIENTS, v);
@@ -271,15 +334,15 @@ struct mx_backward_gather : slot_gather {
             });
         };
         of(q.d_a_scale);
-        fill_turned<GATE>(at);
+        fill_turned<TURNED_GATE>(t, at);
         of(q.d_b_scale);
-        fill_turned<UP>(at);
+        fill_turned<TURNED_UP>(t, at);
     }
 };
 
 __device__ void gather(const mok_cuda_mx_backward_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
-    mx_backward_gather g = { { { p.mx, b, thread, lane, {} } }, p };
+    mx_backward_gather g = { { { { p.mx, b, thread, lane, {} } }, p } };
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);

@@ -8,19 +8,32 @@
 
 #include "launch.cuh"
 #include "loader.cuh"
+#include "mx.cuh"
+#if MOK_MX_SCALE == 128
 #include "mx_quads.cuh"
+#else
+#include "mx_blocks.cuh"
+#endif
 
 namespace mok
 {
 namespace
 {
 
+#if MOK_MX_SCALE == 128
+using scale_gather = mx_quad_gather;
+using scale_consumer = mx_quad_consumer;
+#else
+using scale_gather = block_gather;
+using scale_consumer = block_consumer;
+#endif
+
 /* ---- x of this rank, on its way to everybody ---- */
 
 constexpr uint32_t quantize_threads = 256, quantize_values = 8; /* of a thread, 16 bytes */
 constexpr uint32_t quantize_tokens = 4;                         /* a thread's, so that enough is in flight */
 
-/* 16 lanes take the 128 values of a scale. */
+/* Eight values; the lanes that have a scale's take it together. */
 __device__ __forceinline__ void quantize(const mok_cuda_quantize_args &a, uint64_t token, uint32_t column, uint4 v)
 {
     const uint32_t part[4] = { v.x, v.y, v.z, v.w };
@@ -32,7 +45,7 @@ __device__ __forceinline__ void quantize(const mok_cuda_quantize_args &a, uint64
         amax = mx_amax(amax, value[i]);
     }
 #pragma unroll
-    for (uint32_t lanes = 1; lanes < 16; lanes *= 2)
+    for (uint32_t lanes = 1; lanes < MOK_MX_SCALE / quantize_values; lanes *= 2)
         amax = max(amax, __shfl_xor_sync(~0u, amax, lanes));
     if (column >= a.hidden || token >= a.tokens)
         return;
@@ -139,7 +152,7 @@ __device__ void load(const mok_cuda_mx_args &p, const block_view &b, uint32_t la
 
 /* ---- gather ---- */
 
-__device__ __forceinline__ void gather_gate_up(mx_quad_gather &g, const task &t)
+__device__ __forceinline__ void gather_gate_up(scale_gather &g, const task &t)
 {
     const mok_cuda_mx_args &p = g.p;
     const uint8_t *rows = p.x_rows[t.macrobatch > 0];
@@ -148,7 +161,7 @@ __device__ __forceinline__ void gather_gate_up(mx_quad_gather &g, const task &t)
 }
 
 /* The loader brings h; here come its scales. */
-__device__ __forceinline__ void gather_down(mx_quad_gather &g, const task &t, uint4 v)
+__device__ __forceinline__ void gather_down(scale_gather &g, const task &t, uint4 v)
 {
     const mok_cuda_mx_args &p = g.p;
     if (g.b.rows(t) > 0)
@@ -160,7 +173,7 @@ __device__ __forceinline__ void gather_down(mx_quad_gather &g, const task &t, ui
 
 __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
-    mx_quad_gather g = { { p, b, thread, lane, {} } };
+    scale_gather g = { { p, b, thread, lane, {} } };
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);
@@ -177,7 +190,7 @@ __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t 
 
 /* ---- consumers ---- */
 
-struct mx_forward_consumer : mx_quad_consumer {
+struct mx_forward_consumer : scale_consumer {
     const mok_cuda_mx_args &p;
 
     /* a or b as a context keeps them: this warp's rows, 64 columns at a time. */
@@ -368,13 +381,13 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
 } // namespace
 } // namespace mok
 
-extern "C" int mok_cuda_launch_mx_main(const mok_cuda_mx_args *args, uint32_t blocks, void *stream)
+extern "C" int MOK_MX_OF_SCALE(mok_cuda_launch_mx_main)(const mok_cuda_mx_args *args, uint32_t blocks, void *stream)
 {
     return mok::launch(true, mok::mx_kernel, dim3(args->common.retiring_blocks + blocks), MOK_THREADS, mok::smem_bytes, stream,
                        *args);
 }
 
-extern "C" int mok_cuda_launch_quantize(const mok_cuda_quantize_args *args, void *stream)
+extern "C" int MOK_MX_OF_SCALE(mok_cuda_launch_quantize)(const mok_cuda_quantize_args *args, void *stream)
 {
     if (args->tokens == 0)
         return 0;
@@ -383,7 +396,7 @@ extern "C" int mok_cuda_launch_quantize(const mok_cuda_quantize_args *args, void
     return mok::launch(true, mok::quantize_kernel, grid, mok::quantize_threads, 0, stream, *args);
 }
 
-extern "C" int mok_cuda_mx_setup(void)
+extern "C" int MOK_MX_OF_SCALE(mok_cuda_mx_setup)(void)
 {
     return cudaFuncSetAttribute(mok::mx_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
 }

@@ -142,7 +142,7 @@ struct slot_consumer : mx_consumer_base {
     }
 
     /* d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. */
-    __device__ __forceinline__ void multiply(float (&d)[128], uint32_t k_blocks)
+    __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks)
     {
         const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Turns MXFP8 weights, so that products along their rows find both operands side by side: 8-bit products take nothing
- * else. A tile of 128 x 128 gets the largest scale of its rows. Where they differ, codes of the others are rounded
- * anew: only values below 2^-6 of that scale lose anything.
+ * else. A tile of 128 x 128, or of 32 x 32, gets the largest scale of its rows. Where they differ, codes of the others are
+ * rounded anew: only values below 2^-6 of that scale lose anything.
  */
 #include <cuda_runtime.h>
 
@@ -17,8 +17,9 @@ namespace
 {
 
 constexpr uint32_t turn_threads = 256, turn_tile = 128;
-/* The tile, then the scales of its rows, then what all threads must know. */
-constexpr uint32_t turn_scales = turn_tile * turn_tile, turn_known = turn_scales + turn_tile,
+/* The tile, then the scales of its rows, of each 32 columns' if they have their own, then what all threads must know. */
+constexpr uint32_t turn_blocks = turn_tile / MOK_MX_BLOCK;
+constexpr uint32_t turn_scales = turn_tile * turn_tile, turn_known = turn_scales + turn_tile * turn_blocks,
                    turn_bytes = turn_known + 64;
 
 struct turn_scale {
@@ -52,6 +53,29 @@ __device__ __forceinline__ turn_scale turn_find(const mok_cuda_turned &w, const 
     return { largest, least >= most };
 }
 
+/*
+ * The same for tiles of 32 x 32, which lie in blocks of 32 columns: a warp finds two of them, and tells them to the columns of the
+ * turned weight. `scale`: of the expert; what is past the edge has none.
+ */
+__device__ __forceinline__ void turn_find_blocks(const mok_cuda_turned &w, const uint8_t *scale, uint8_t *to_scale, uint32_t row,
+                                                 uint32_t column, uint8_t *memory)
+{
+    const uint32_t thread = threadIdx.x, lane = thread % 32, in = thread % turn_tile, r = row + in;
+    const uint32_t from_count = (w.columns + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK, to_count = (w.rows + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK;
+#pragma unroll
+    for (uint32_t i = thread / turn_tile; i < turn_blocks; i += turn_threads / turn_tile) {
+        const uint32_t block = column / MOK_MX_BLOCK + i, c = column + i * MOK_MX_BLOCK + lane;
+        const bool real = r < w.rows && block < from_count;
+        const uint32_t code = real ? __ldg(scale + static_cast<uint64_t>(r) * from_count + block) : 0;
+        const uint32_t largest = __reduce_max_sync(~0u, code == MOK_E8M0_NAN ? 0u : code);
+        memory[turn_scales + i * turn_tile + in] = static_cast<uint8_t>(code);
+        memory[turn_known + i * turn_blocks + in / MOK_MX_BLOCK] = static_cast<uint8_t>(largest); /* all lanes the same */
+        if (c < w.columns && row + in / MOK_MX_BLOCK * MOK_MX_BLOCK < w.rows)
+            to_scale[static_cast<uint64_t>(c) * to_count + r / MOK_MX_BLOCK] = static_cast<uint8_t>(largest);
+    }
+    __syncthreads();
+}
+
 /* Four codes that have a scale of their own, for the tile's. */
 __device__ __forceinline__ uint32_t turn_codes(uint32_t codes, uint32_t own, uint32_t largest)
 {
@@ -79,6 +103,7 @@ __device__ __forceinline__ void turn_4(uint32_t (&v)[4])
     v[3] = __byte_perm(ab2, cd2, 0x7632);
 }
 
+template <bool Per32>
 __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constant__ mok_cuda_turn_args a)
 {
     const mok_cuda_turned &w = a.weight[blockIdx.z];
@@ -103,17 +128,29 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
                    : make_uint4(0, 0, 0, 0);
     }
     const uint64_t scales = (w.columns + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK;
-    const turn_scale s =
-        turn_find(w, w.scale + expert * w.rows * scales + min(column, w.columns - 1) / MOK_MX_BLOCK, row, memory);
-    if (thread == 0)
-        w.to_scale[(static_cast<uint64_t>(expert) * ((w.rows + turn_tile - 1) / turn_tile) + row / turn_tile) * across +
-                   column / turn_tile] = mok_e8m0_to_f32(static_cast<uint8_t>(s.largest));
-    if (!s.even) {
+    const uint8_t *scale = w.scale + expert * w.rows * scales;
+    bool even = false;
+    uint32_t largest;
+    if (Per32) {
+        const uint64_t to_scales = (w.rows + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK;
+        turn_find_blocks(w, scale, static_cast<uint8_t *>(w.to_scale) + expert * w.columns * to_scales, row, column, memory);
+        largest = memory[turn_known + chunk / 2 * turn_blocks + quad / 8];
+    } else {
+        const turn_scale s = turn_find(w, scale + min(column, w.columns - 1) / MOK_MX_BLOCK, row, memory);
+        if (thread == 0)
+            static_cast<float *>(w.to_scale)[(static_cast<uint64_t>(expert) * ((w.rows + turn_tile - 1) / turn_tile) +
+                                              row / turn_tile) *
+                                                 across +
+                                             column / turn_tile] = mok_e8m0_to_f32(static_cast<uint8_t>(s.largest));
+        even = s.even;
+        largest = s.largest;
+    }
+    if (!even) {
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t own = memory[turn_scales + 4 * quad + i];
-            v[i] = make_uint4(turn_codes(v[i].x, own, s.largest), turn_codes(v[i].y, own, s.largest),
-                              turn_codes(v[i].z, own, s.largest), turn_codes(v[i].w, own, s.largest));
+            const uint32_t own = memory[turn_scales + (Per32 ? chunk / 2 * turn_tile : 0) + 4 * quad + i];
+            v[i] = make_uint4(turn_codes(v[i].x, own, largest), turn_codes(v[i].y, own, largest),
+                              turn_codes(v[i].z, own, largest), turn_codes(v[i].w, own, largest));
         }
     }
     auto put = [&](uint32_t first, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
@@ -152,6 +189,6 @@ extern "C" int mok_cuda_launch_turn(const mok_cuda_turn_args *args, void *stream
                            ((w.columns + 2 * mok::turn_tile - 1) / (2 * mok::turn_tile));
         tiles = n > tiles ? n : tiles;
     }
-    return mok::launch(true, mok::turn_kernel, dim3(tiles, args->experts, 3), mok::turn_threads, mok::turn_bytes,
+    return mok::launch(true, args->per32 ? mok::turn_kernel<true> : mok::turn_kernel<false>, dim3(tiles, args->experts, 3), mok::turn_threads, mok::turn_bytes,
                        stream, *args);
 }

@@ -125,24 +125,31 @@ void mok_host_down(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, u
     }
 }
 
-/* One row's epilogue of u = d_out down: h again, d_a and d_b, and this tile's part of <u, h>. */
+/*
+ * One row's epilogue of u = d_out down: h again, d_a and d_b, and this tile's part of <u, h>. MXFP8 weight gradients take
+ * the weighted h, which is quantised once, from the h that was not.
+ */
 static void d_hidden_row(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint32_t from,
                          uint32_t n, uint32_t tile, const float *u)
 {
     struct mok_host_matrix h_matrix = mok_host_matrix_of(ffn->h);
-    float *h = unit->rows[1], *d_a = h + n, *d_b = d_a + n;
+    float *h = unit->rows[1], *d_a = h + n, *d_b = d_a + n, *rounded = d_b + n;
+    float weight = ffn->weight ? ffn->weight[row] : 1.0f;
     uint64_t at = row * ffn->intermediate + from;
 
-    mok_ops_swiglu_backward(u, ffn->a + at, ffn->b + at, ffn->clamp, ffn->weight ? ffn->weight[row] : 1.0f, h, d_a,
-                            d_b, n);
+    mok_ops_swiglu_backward(u, ffn->a + at, ffn->b + at, ffn->clamp, weight, h, d_a, d_b, n);
     mok_host_store(&ffn->h, ffn->group, row, from, n, h);
     mok_host_store(&ffn->d_a, ffn->group, row, from, n, d_a);
     mok_host_store(&ffn->d_b, ffn->group, row, from, n, d_b);
-    if (!ffn->partial)
-        return;
-    /* h as forward used it: rounded */
-    mok_host_stage(h, n, &h_matrix, row, 1, from, n);
-    ffn->partial[row * mok_host_hidden_tiles(ffn) + tile] = mok_ops_dot(u, h, n);
+    if (ffn->partial) {
+        /* h as forward used it */
+        mok_host_stage(rounded, n, &h_matrix, row, 1, from, n);
+        ffn->partial[row * mok_host_hidden_tiles(ffn) + tile] = mok_ops_dot(u, rounded, n);
+    }
+    if (ffn->wgrad_tile) {
+        mok_ops_scale(h, h, weight, n);
+        mok_host_store(&ffn->h, ffn->group, row, from, n, h);
+    }
 }
 
 void mok_host_d_hidden(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
@@ -183,6 +190,13 @@ void mok_host_d_input(struct mok_host_unit *unit, const struct mok_host_ffn *ffn
         multiply(unit, count, n, depth, unit->rows[1], unit->weight[1], unit->out[0], true);
         store_y(ffn, row + done, count, from, n, unit->out[0]);
     }
+}
+
+/* Rows as an operand of a weight gradient. */
+static struct mok_host_matrix wgrad_operand(const struct mok_host_ffn *ffn, struct mok_host_matrix rows)
+{
+    rows.tile = ffn->wgrad_tile;
+    return rows;
 }
 
 /* c[m][n] += staged[rows][m]^T panels of rows */
@@ -245,7 +259,9 @@ static void close_block(const struct mok_host_ffn *ffn, const struct gradient_bl
 static void wgrad_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
                           uint32_t from, uint32_t m, uint32_t column, uint32_t n)
 {
-    struct mok_host_matrix d_a = mok_host_matrix_of(ffn->d_a), d_b = mok_host_matrix_of(ffn->d_b);
+    struct mok_host_matrix x = wgrad_operand(ffn, ffn->x);
+    struct mok_host_matrix d_a = wgrad_operand(ffn, mok_host_matrix_of(ffn->d_a));
+    struct mok_host_matrix d_b = wgrad_operand(ffn, mok_host_matrix_of(ffn->d_b));
     uint64_t at = (uint64_t)from * ffn->hidden + column, stride = MOK_HOST_WGRAD_ROWS + SKEW, done;
     struct gradient_block gate = { ffn->d_gate, 0, at, ffn->hidden, m, n, NULL, 0 };
     struct gradient_block up = { ffn->d_up, 1, at, ffn->hidden, m, n, NULL, 0 };
@@ -257,7 +273,7 @@ static void wgrad_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn 
 
         mok_host_stage(unit->rows[0], stride, &d_a, row + done, count, from, m);
         mok_host_stage(unit->rows[1], stride, &d_b, row + done, count, from, m);
-        mok_host_stage_panels(unit->weight[0], &ffn->x, row + done, count, column, n);
+        mok_host_stage_panels(unit->weight[0], &x, row + done, count, column, n);
         multiply_add(unit, m, n, count, unit->rows[0], gate.c, gate.stride);
         multiply_add(unit, m, n, count, unit->rows[1], up.c, up.stride);
     }
@@ -269,7 +285,8 @@ static void wgrad_gate_up(struct mok_host_unit *unit, const struct mok_host_ffn 
 static void wgrad_down(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
                        uint32_t from, uint32_t m, uint32_t column, uint32_t n)
 {
-    struct mok_host_matrix h = mok_host_matrix_of(ffn->h);
+    struct mok_host_matrix g = wgrad_operand(ffn, ffn->g), h = wgrad_operand(ffn, mok_host_matrix_of(ffn->h));
+    bool weighted = ffn->wgrad_tile != 0; /* h is */
     uint64_t at = (uint64_t)from * ffn->intermediate + column, stride = MOK_HOST_WGRAD_ROWS + SKEW, done;
     struct gradient_block down = { ffn->d_down, 2, at, ffn->intermediate, m, n, NULL, 0 };
     uint32_t r;
@@ -278,8 +295,8 @@ static void wgrad_down(struct mok_host_unit *unit, const struct mok_host_ffn *ff
     for (done = 0; done < rows; done += MOK_HOST_CHUNK_ROWS) {
         uint32_t count = (uint32_t)mok_min_u64(MOK_HOST_CHUNK_ROWS, rows - done);
 
-        mok_host_stage(unit->rows[0], stride, &ffn->g, row + done, count, from, m);
-        if (ffn->weight)
+        mok_host_stage(unit->rows[0], stride, &g, row + done, count, from, m);
+        if (ffn->weight && !weighted)
             for (r = 0; r < count; r++)
                 mok_ops_scale(unit->rows[0] + r * stride, unit->rows[0] + r * stride, ffn->weight[row + done + r], m);
         mok_host_stage_panels(unit->weight[0], &h, row + done, count, column, n);
@@ -290,7 +307,8 @@ static void wgrad_down(struct mok_host_unit *unit, const struct mok_host_ffn *ff
 
 /*
  * Rows are added one after the other to the FP32 value so far, in the expert's canonical order: no cut into chunks,
- * minibatches or macrobatches changes a bit. BF16 gradients are read before the expert's first row and rounded behind its last.
+ * minibatches or macrobatches changes a bit. A tile of MXFP8 weight gradients is whole in each: all of them begin at
+ * multiples of MOK_HOST_TILE_ROWS, as an expert's first row does. BF16 gradients are read before the expert's first row and rounded behind its last.
  */
 void mok_host_wgrad(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
                     uint32_t tile)

@@ -35,11 +35,13 @@ struct mok_host_matrix {
     const uint8_t *data;
     const uint8_t *scale;
     uint64_t columns;
+    /* so many rows and columns are read as under one scale, from a row on that begins such a tile; 0: as they are */
+    uint32_t tile;
 };
 
 static inline struct mok_host_matrix mok_host_matrix_of(struct mok_host_rows rows)
 {
-    return (struct mok_host_matrix){ rows.data, rows.scale, rows.columns };
+    return (struct mok_host_matrix){ .data = rows.data, .scale = rows.scale, .columns = rows.columns };
 }
 
 /* Gradients of gate, up and down that lie in FP32 while an expert's rows are cut: by [3][H * I], NULL where they are not. */
@@ -55,6 +57,7 @@ struct mok_host_ffn {
     uint32_t group; /* MXFP8: values that share a scale; 0: BF16 */
     struct mok_host_matrix gate, up, down;
     void *d_gate, *d_up, *d_down;
+    uint32_t wgrad_tile; /* MXFP8 weight gradients: rows and columns of an operand that share a scale; 0: BF16 ones */
     bool narrow; /* gradients are BF16: sums go on in FP32 between cuts of an expert's rows */
     struct mok_host_sums sums;
     struct mok_host_matrix x, g;

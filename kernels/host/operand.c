@@ -5,6 +5,8 @@
  */
 #include "host.h"
 
+#include <string.h>
+
 #include "mx.h"
 #include "ops.h"
 
@@ -25,18 +27,55 @@ static void load(float *ret, const struct mok_host_matrix *matrix, uint64_t row,
         mok_ops_widen(ret, bf16_at(matrix, row, column), columns);
 }
 
+/* Scales of the tiles that `rows` rows lie in, one for 32 columns each: the largest of their rows'. NaN keeps to its rows. */
+static void find_tile_scales(uint8_t *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows,
+                             uint64_t column, uint64_t columns)
+{
+    uint64_t blocks = mok_mx_scales(columns), stride = mok_mx_scales(matrix->columns), r, b, i;
+    uint64_t together = matrix->tile / MOK_MX_BLOCK;
+    const uint8_t *scale = matrix->scale + row * stride + column / MOK_MX_BLOCK;
+
+    memset(ret, 0, blocks);
+    for (r = 0; r < rows; r++, scale += stride)
+        for (b = 0; b < blocks; b++)
+            if (scale[b] > ret[b] && scale[b] != MOK_E8M0_NAN)
+                ret[b] = scale[b];
+    for (b = 0; b < blocks; b += together) {
+        uint64_t end = mok_min_u64(b + together, blocks);
+        uint8_t largest = ret[b];
+
+        for (i = b; i < end; i++)
+            largest = ret[i] > largest ? ret[i] : largest;
+        memset(ret + b, largest, end - b);
+    }
+}
+
+/* Where the row begins tiles, finds their scales. */
+static void enter_row(uint8_t *scale, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows, uint64_t r,
+                      uint64_t column, uint64_t columns)
+{
+    if (matrix->tile && r % matrix->tile == 0)
+        find_tile_scales(scale, matrix, row + r, mok_min_u64(matrix->tile, rows - r), column, columns);
+}
+
 void mok_host_stage(float *ret, uint64_t stride, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows,
                     uint64_t column, uint64_t columns)
 {
+    uint8_t scale[MOK_HOST_WGRAD_COLUMNS / MOK_MX_BLOCK];
     uint64_t r;
 
-    for (r = 0; r < rows; r++)
+    for (r = 0; r < rows; r++) {
+        enter_row(scale, matrix, row, rows, r, column, columns);
         load(ret + r * stride, matrix, row + r, column, columns);
+        if (matrix->tile)
+            mok_ops_reround(ret + r * stride, scale, columns);
+    }
 }
 
 void mok_host_stage_panels(float *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows,
                            uint64_t column, uint64_t columns)
 {
+    uint8_t scale[MOK_HOST_WGRAD_COLUMNS / MOK_MX_BLOCK];
     uint64_t stride = rows * MOK_PANEL, r, at;
     float chunk[CHUNK];
 
@@ -47,10 +86,13 @@ void mok_host_stage_panels(float *ret, const struct mok_host_matrix *matrix, uin
             mok_ops_widen_panels(to, stride, bf16_at(matrix, row + r, column), columns);
             continue;
         }
+        enter_row(scale, matrix, row, rows, r, column, columns);
         for (at = 0; at < columns; at += CHUNK) {
             uint64_t count = mok_min_u64(CHUNK, columns - at);
 
             load(chunk, matrix, row + r, column + at, count);
+            if (matrix->tile)
+                mok_ops_reround(chunk, scale + at / MOK_MX_BLOCK, count);
             mok_ops_copy_panels(to + at / MOK_PANEL * stride, stride, chunk, count);
         }
     }

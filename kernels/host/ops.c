@@ -208,6 +208,21 @@ CLONES void mok_ops_quantize(const float *value, size_t count, uint32_t group, u
     mok_mx_quantize_row(value, count, group, ret_code, ret_scale);
 }
 
+CLONES void mok_ops_reround(float *value, const uint8_t *scale, size_t count)
+{
+    size_t at, i;
+
+    MOK_READS(scale, mok_mx_scales(count));
+    MOK_WRITES(value, count);
+    for (at = 0; at < count; at += MOK_MX_BLOCK) {
+        size_t end = count - at < MOK_MX_BLOCK ? count : at + MOK_MX_BLOCK;
+        uint8_t shared = scale[at / MOK_MX_BLOCK];
+
+        for (i = at; i < end; i++)
+            value[i] = mok_mx_reround(value[i], shared);
+    }
+}
+
 CLONES void mok_ops_dequantize(float *ret, const uint8_t *code, const uint8_t *scale, size_t count)
 {
     MOK_READS(code, count);

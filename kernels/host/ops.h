@@ -33,6 +33,8 @@ void mok_ops_swiglu_backward(const float *u, const uint16_t *a, const uint16_t *
 
 /* MXFP8, see mx.h; group 32 or 128, the row begins at a multiple of it. */
 void mok_ops_quantize(const float *value, size_t count, uint32_t group, uint8_t *ret_code, uint8_t *ret_scale);
+/* Values that were codes, under `scale` now: one for 32 of them, none smaller than what they had. */
+void mok_ops_reround(float *value, const uint8_t *scale, size_t count);
 void mok_ops_dequantize(float *ret, const uint8_t *code, const uint8_t *scale, size_t count);
 
 #endif

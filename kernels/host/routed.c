@@ -186,6 +186,7 @@ void mok_host_routed_ffn(const struct mok_host_op *op, uint64_t macrobatch, uint
         .d_gate = gradient_of(op, params->d_gate, expert, intermediate * hidden),
         .d_up = gradient_of(op, params->d_up, expert, intermediate * hidden),
         .d_down = gradient_of(op, params->d_down, expert, intermediate * hidden),
+        .wgrad_tile = mok_spec_mxfp8_wgrad(spec) ? mok_host_group_values(&layer->plan) : 0,
         .narrow = mok_spec_bf16_gradients(spec),
         .x = mok_host_matrix_of(ring.x),
         .g = mok_host_matrix_of(g),

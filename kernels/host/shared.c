@@ -41,14 +41,14 @@ static void shared_ffn(const struct mok_host_op *op, uint64_t block, struct mok_
         .hidden = spec->hidden,
         .intermediate = spec->shared_intermediate,
         .clamp = spec->clamp,
-        .gate = { params->shared_gate, NULL, spec->hidden },
-        .up = { params->shared_up, NULL, spec->hidden },
-        .down = { params->shared_down, NULL, width },
+        .gate = { .data = params->shared_gate, .columns = spec->hidden },
+        .up = { .data = params->shared_up, .columns = spec->hidden },
+        .down = { .data = params->shared_down, .columns = width },
         .d_gate = params->d_shared_gate,
         .d_up = params->d_shared_up,
         .d_down = params->d_shared_down,
         .narrow = mok_spec_bf16_gradients(spec),
-        .x = { (const uint8_t *)((const uint16_t *)own->x + skip), NULL, spec->hidden },
+        .x = { .data = (const uint8_t *)((const uint16_t *)own->x + skip), .columns = spec->hidden },
         .h = { layer->memory + layout->shared_h, NULL, width },
         .d_a = { layer->memory + layout->shared_d_a, NULL, width },
         .d_b = { layer->memory + layout->shared_d_b, NULL, width },
@@ -62,8 +62,8 @@ static void shared_ffn(const struct mok_host_op *op, uint64_t block, struct mok_
         ret->sums = (struct mok_host_sums){ block > 0 ? sums : NULL, block + 1 < blocks_of(op) ? sums : NULL };
     }
     if (op->args->kind == MOK_KIND_BACKWARD)
-        ret->g = (struct mok_host_matrix){ (const uint8_t *)((const uint16_t *)own->d_out + skip), NULL,
-                                           spec->hidden };
+        ret->g = (struct mok_host_matrix){ .data = (const uint8_t *)((const uint16_t *)own->d_out + skip),
+                                           .columns = spec->hidden };
 }
 
 enum mok_host_at mok_host_shared_group(const struct mok_host_op *op, uint64_t at, struct mok_host_group *ret)

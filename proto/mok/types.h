@@ -72,6 +72,12 @@ enum mok_dtype {
     MOK_DTYPE_F32 = 2,
 };
 
+/* Operands of the weight gradients of an MXFP8 layer's experts. */
+enum mok_wgrad {
+    MOK_WGRAD_BF16 = 1,  /* what was quantised along rows, as it is worth */
+    MOK_WGRAD_MXFP8 = 2, /* quantised along the token axis */
+};
+
 /* What forward keeps for backward. */
 enum mok_context_mode {
     MOK_CONTEXT_NONE = 0,      /* inference: nothing */

@@ -87,6 +87,12 @@ MOK_HD float mok_mx_decode(uint8_t code, uint8_t scale)
     return mok_e4m3_to_f32(code) * mok_e8m0_to_f32(scale);
 }
 
+/* What is left of a code's value (decoded) under a scale that is no smaller than its own: rounded below 2^-6 of that. */
+MOK_HD float mok_mx_reround(float value, uint8_t shared)
+{
+    return mok_e4m3_to_f32(mok_e4m3_encode(value * mok_e8m0_inverse(shared))) * mok_e8m0_to_f32(shared);
+}
+
 /* Largest finite magnitude of some values, 0 if there is none: NaN and Inf do not take part. */
 MOK_HD float mok_mx_amax(const float *value, uint64_t count)
 {

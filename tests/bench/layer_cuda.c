@@ -16,6 +16,7 @@
 #include "layer_cuda.h"
 #include "layer_cuda_rank.h"
 #include "mok/mok.h"
+#include "names.h"
 #include "stack.h"
 
 enum { MAX_ROUNDS = 1000, WARM = 10, QUEUED = 8 };
@@ -41,9 +42,9 @@ struct options {
     uint32_t context_mode;
     uint64_t ring_bytes;
     uint32_t minibatch_rows;
-    bool backward, bf16_gradients;
+    bool backward, bf16_gradients, mxfp8_wgrad;
     bool both;  /* a forward before each backward */
-    bool mxfp8; /* per128 */
+    uint32_t precision; /* enum mok_precision */
     bool tiles; /* weights in tiles of 128 x 128 */
 };
 
@@ -171,12 +172,13 @@ static void report(const struct options *o, const struct shape *s, const struct 
     double queued = median_cost(figures, DAEMON_QUEUED, OWN_QUEUED, o->ep, o->rounds);
     snprintf(extra, sizeof(extra),
              "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
-             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\"",
+             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"wgrad\":\"%s\"",
              mps ? "mps" : "slices", o->gpus, cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
-             (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32");
+             (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32",
+             o->mxfp8_wgrad ? "mxfp8" : "bf16");
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
-                                   .precision = o->tiles ? "mxfp8-per128, tiles" : o->mxfp8 ? "mxfp8-per128" : "bf16",
+                                   .precision = o->tiles ? "mxfp8-per128, tiles" : mok_precision_text(o->precision),
                                    .shape = s->name,
                                    .ep = (int)o->ep,
                                    .tokens = o->tokens,
@@ -221,7 +223,7 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .experts = experts_of(s, o->ep),
                                           .topk = s->topk,
                                           .ep = o->ep,
-                                          .precision = o->mxfp8 ? MOK_MXFP8_PER128 : MOK_BF16,
+                                          .precision = o->precision,
                                           .tiles = o->tiles,
                                           .max_tokens = o->tokens,
                                           .context_mode = o->context_mode,
@@ -231,7 +233,8 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .repeated = true,
                                           .ring_bytes = o->ring_bytes,
                                           .minibatch_rows = o->minibatch_rows,
-                                          .bf16_gradients = o->bf16_gradients };
+                                          .bf16_gradients = o->bf16_gradients,
+                                          .mxfp8_wgrad = o->mxfp8_wgrad };
         run->gpus = o->gpus;
         run->backward = o->backward;
         run->both = o->both;
@@ -264,14 +267,15 @@ static int usage(FILE *file)
     fprintf(file,
             ")\n"
             "  --op forward|backward|both   what to time (default forward; both: one behind the other)\n"
-            "  --precision bf16|mxfp8|mxfp8-tiles   of the experts (default bf16; mxfp8: scales of 128 values, of weights\n"
-            "                          of 1 x 128, or of tiles of 128 x 128)\n"
+            "  --precision bf16|mxfp8|mxfp8-tiles|mxfp8-per32   of the experts (default bf16; mxfp8: scales of 128 values,\n"
+            "                          of weights of 1 x 128, or of tiles of 128 x 128; mxfp8-per32: of 32 values)\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
             "  --gpus N                GPUs that they are spread over (default 1)\n"
             "  --tokens N              tokens a rank (default 2048)\n"
             "  --routing NAME          uniform, zipf, hot-rank, hot-expert\n"
             "  --context full|recompute  of a backward (default full)\n"
             "  --grads f32|bf16        type of a backward's weight gradients (default f32)\n"
+            "  --wgrad bf16|mxfp8      operands of an MXFP8 backward's weight gradients (default bf16)\n"
             "  --ring BYTES --minibatch ROWS   override the plan\n"
             "  --memory GIB            what mokd may use of a device (default 16)\n"
             "  --poll US               how long workers look before they sleep (default 20000)\n"
@@ -293,7 +297,9 @@ static uint32_t name_of(const char *option, const char *text, const char *const 
 static void parse(int argc, char **argv, struct options *o)
 {
     static const char *const ops[] = { "forward", "backward", "both" }, *const contexts[] = { "full", "recompute" },
-                             *const types[] = { "f32", "bf16" }, *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles" };
+                             *const types[] = { "f32", "bf16" }, *const operands[] = { "bf16", "mxfp8" },
+                             *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles", "mxfp8-per32" };
+    static const uint32_t precision[] = { MOK_BF16, MOK_MXFP8_PER128, MOK_MXFP8_PER128, MOK_MXFP8_PER32 };
     static const struct option options[] = {
         { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
         { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
@@ -303,7 +309,8 @@ static void parse(int argc, char **argv, struct options *o)
         { "context", required_argument, NULL, 'c' }, { "ring", required_argument, NULL, 'i' },
         { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
         { "precision", required_argument, NULL, 'x' }, { "grads", required_argument, NULL, 'd' },
-        { "help", no_argument, NULL, 'h' },          { 0 },
+        { "wgrad", required_argument, NULL, 'w' },   { "help", no_argument, NULL, 'h' },
+        { 0 },
     };
     int c;
 
@@ -341,7 +348,7 @@ static void parse(int argc, char **argv, struct options *o)
             o->backward = o->both || strcmp(optarg, "backward") == 0;
             break;
         case 'x':
-            o->mxfp8 = name_of("precision", optarg, precisions, 3) > 0;
+            o->precision = precision[name_of("precision", optarg, precisions, 4)];
             o->tiles = strcmp(optarg, "mxfp8-tiles") == 0;
             break;
         case 'c':
@@ -349,6 +356,9 @@ static void parse(int argc, char **argv, struct options *o)
             break;
         case 'd':
             o->bf16_gradients = name_of("grads", optarg, types, 2) == 1;
+            break;
+        case 'w':
+            o->mxfp8_wgrad = name_of("wgrad", optarg, operands, 2) == 1;
             break;
         case 'i':
             o->ring_bytes = bench_number("ring", optarg, 0, UINT32_MAX);
@@ -371,6 +381,7 @@ int bench_layer_cuda(int argc, char **argv)
 {
     struct options o = { .tokens = 2048,
                          .rounds = 50,
+                         .precision = MOK_BF16,
                          .poll_us = 20000,
                          .ep = 1,
                          .gpus = 1,

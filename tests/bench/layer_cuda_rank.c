@@ -78,7 +78,8 @@ static int own_memory(struct cuda_rank *rank)
                                    .precision = p->precision,
                                    .ring_bytes = p->ring_bytes,
                                    .minibatch_rows = p->minibatch_rows,
-                                   .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : 0 };
+                                   .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : 0,
+                                   .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : 0 };
 
     int r = mok_cuda_engine.probe(&config, &limits, &message);
     if (r == 0)

@@ -113,15 +113,16 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
 
 /* Experts' weights as MX tensors. */
 static void open_quantised(struct device_group *g, const uint16_t *from, uint64_t matrices, uint64_t rows, uint64_t columns,
-                           uint32_t tile_rows, uint32_t r, unsigned i)
+                           bool tiles, uint32_t r, unsigned i)
 {
+    const uint32_t group = tiles || g->plan[r].spec.precision == MOK_MXFP8_PER128 ? 128 : 32, tile_rows = tiles ? 128 : 1;
     uint64_t scales = mok_mx_scales(columns);
     uint8_t *code = malloc(matrices * rows * columns), *scale = malloc(matrices * rows * scales);
 
     assert_non_null(code);
     assert_non_null(scale);
     for (uint64_t m = 0; m < matrices; m++)
-        assert_int_equal(mok_mx_quantize(from + m * rows * columns, rows, columns, 128, tile_rows,
+        assert_int_equal(mok_mx_quantize(from + m * rows * columns, rows, columns, group, tile_rows,
                                          code + m * rows * columns, scale + m * rows * scales),
                          0);
     g->params[r][i] = take(g->engine[r], code, matrices * rows * columns);
@@ -138,11 +139,10 @@ static void open_params(struct device_group *g, const struct problem *p, const s
 
     if (options->precision) {
         uint64_t matrices = p->experts / g->ranks;
-        uint32_t tile = options->tiles ? 128 : 1;
 
-        open_quantised(g, p->gate + skip, matrices, p->intermediate, p->hidden, tile, r, 0);
-        open_quantised(g, p->up + skip, matrices, p->intermediate, p->hidden, tile, r, 1);
-        open_quantised(g, p->down + skip, matrices, p->hidden, p->intermediate, tile, r, 2);
+        open_quantised(g, p->gate + skip, matrices, p->intermediate, p->hidden, options->tiles, r, 0);
+        open_quantised(g, p->up + skip, matrices, p->intermediate, p->hidden, options->tiles, r, 1);
+        open_quantised(g, p->down + skip, matrices, p->hidden, p->intermediate, options->tiles, r, 2);
     } else {
         m[0] = take(g->engine[r], p->gate + skip, experts * 2);
         m[1] = take(g->engine[r], p->up + skip, experts * 2);

@@ -12,6 +12,18 @@
 
 #define DEVICE_MAX_RANKS 8
 
+/* How many values a scale is for in tests of MXFP8, which are built for both rules. */
+#ifndef MX_SCALE
+#define MX_SCALE 128
+#endif
+/* An emulated GPU is slow: of scales of 32 values it does only what they may get wrong alone. */
+#if defined(MAX_EP) && MX_SCALE == 32
+#define MX_IN_SHORT 1
+#else
+#define MX_IN_SHORT 0
+#endif
+#define MX (MX_SCALE == 32 ? MOK_MXFP8_PER32 : MOK_MXFP8_PER128)
+
 struct device_memory {
     void *at;
     uint64_t bytes;
@@ -41,7 +53,7 @@ struct device_options {
     uint64_t ring_rows;    /* 0: the plan's */
     uint32_t context_mode; /* not 0: backward can be run too */
     uint32_t flags;        /* of the backward */
-    uint32_t precision;    /* 0: BF16; else weights are quantised, with 128 x 128 tiles or each row by itself */
+    uint32_t precision;    /* 0: BF16; else weights are quantised, with 128 x 128 tiles or each row by itself, as it says */
     bool tiles;
     bool bf16_gradients;
 };

@@ -22,18 +22,18 @@ def load(path):
     return lib
 
 
-def quantise(weights, tiles=False):
-    """E4M3 codes and E8M0 scales of BF16 weights [E][R][C], C and (tiles) R multiples of 128: a scale for each 128 of a row, or
+def quantise(weights, tiles=False, group=128):
+    """E4M3 codes and E8M0 scales of BF16 weights [E][R][C], C and (tiles) R multiples of 128: a scale for each `group` of a row, or
     for each 128 x 128."""
     E, R, C = weights.shape
-    values = weights.float().view(E, R, C // 128, 128)
+    values = weights.float().view(E, R, C // group, group)
     amax = values.abs().amax(-1)
     if tiles:
         amax = amax.view(E, R // 128, 128, -1).amax(2, keepdim=True).expand(E, R // 128, 128, -1).reshape(E, R, -1)
     fraction, exponent = torch.frexp(amax)  # 448 = 0.875 * 2^9
     exponent = (exponent - 9 + (fraction > 0.875)).clamp(-127, 127)
     codes = torch.ldexp(values, -exponent.unsqueeze(-1)).to(torch.float8_e4m3fn).view(E, R, C)
-    return codes.contiguous(), (exponent + 127).to(torch.uint8).repeat_interleave(4, -1).contiguous()
+    return codes.contiguous(), (exponent + 127).to(torch.uint8).repeat_interleave(group // 32, -1).contiguous()
 
 
 class Group:

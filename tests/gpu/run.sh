@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 if [[ ${1:-} == pack ]]; then
     build=$2 dir=$3
     mkdir -p "$dir/lib" "$dir/vectors"
-    cp "$here"/*.py "$here/run.sh" "$build"/tests/gpu/gpu_{forward,backward,board,context,mx,mx_backward,mx_host,mx_products,quantize} "$dir/"
+    cp "$here"/*.py "$here/run.sh" "$build"/tests/gpu/gpu_{forward,backward,board,context,mx,mx_backward,mx_host,mx_products,mx_32,mx_backward_32,mx_host_32,mx_products_32,quantize} "$dir/"
     cp "$build/tests/gpu/libmok_gpu_shim.so" "$dir/libmok_gpu.so"
     cp "$here"/../data/vectors/* "$dir/vectors/"
     ldd "$build"/tests/gpu/gpu_{forward,quantize} | awk '/=> \// { print $3 }' | sort -u | grep -vE '/(libc|libm|ld-linux[^/]*)\.so' |
@@ -49,6 +49,9 @@ check mx env LD_LIBRARY_PATH="$here/lib" ./gpu_mx
 check mx_backward env LD_LIBRARY_PATH="$here/lib" ./gpu_mx_backward
 check mx_host env LD_LIBRARY_PATH="$here/lib" ./gpu_mx_host
 check mx_products env LD_LIBRARY_PATH="$here/lib" ./gpu_mx_products
+for name in mx mx_backward mx_host mx_products; do
+    check "${name}_32" env LD_LIBRARY_PATH="$here/lib" "./gpu_${name}_32"
+done
 check quantize env LD_LIBRARY_PATH="$here/lib" ./gpu_quantize
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2> /dev/null; then
     check check env LD_LIBRARY_PATH="$here/lib" python3 check.py ./libmok_gpu.so

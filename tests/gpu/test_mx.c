@@ -47,7 +47,7 @@ static void check_layer(const char *what, const struct problem *p, const uint16_
     for (size_t i = 0; i < problem_rows_elements(p); i++)
         got.array[RESULT_OUT][i] = (double)bf16_to_float(out[i]);
     oracle_run(p, &want);
-    reference_run_mx(p, 128, &reference);
+    reference_run_mx(p, MX_SCALE, false, &reference);
     double error = result_error(&got, &want, RESULT_OUT), expected = result_error(&reference, &want, RESULT_OUT);
     if (getenv("MOK_TEST_PRINT_ERRORS"))
         print_message("%s: error %.3e, reference %.3e; between them %.3e\n", what, error, expected,
@@ -81,13 +81,13 @@ static const struct problem_options layers[] = {
     { .hidden = 16, .intermediate = 16, .experts = 4, .topk = 1, .tokens = 40, .shared_intermediate = 16, .seed = 14 },
 };
 
-/* Each 128 of a row get the same largest value, so that all columns of a tile have one scale. */
+/* Each MX_SCALE of a row get the same largest value, so that all columns of a tile have one scale. */
 static void even_scales(const struct problem *p, uint16_t *weights, uint32_t columns)
 {
     uint64_t count = (uint64_t)p->experts * problem_expert_elements(p);
 
     for (uint64_t i = 0; i < count; i++)
-        if (i % columns % 128 == 0)
+        if (i % columns % MX_SCALE == 0)
             weights[i] = 0x3f80; /* 1 */
 }
 
@@ -99,7 +99,7 @@ static void make(struct problem *p, size_t i)
         even_scales(p, p->up, p->hidden);
         even_scales(p, p->down, p->intermediate);
     }
-    problem_quantise_weights(p, 128);
+    problem_quantise_weights(p, MX_SCALE);
 }
 
 static void layers_are_within_the_bound_of_e4m3_operands(void **state)
@@ -115,7 +115,7 @@ static void layers_are_within_the_bound_of_e4m3_operands(void **state)
 
             make(&p, i);
             problem_cut(p.tokens, ep, &rng, tokens);
-            out = forward(&p, &(struct device_options){ .ranks = ep, .precision = MOK_MXFP8_PER128 }, tokens);
+            out = forward(&p, &(struct device_options){ .ranks = ep, .precision = MX }, tokens);
             snprintf(what, sizeof(what), "layer %zu at EP %u", i, ep);
             check_layer(what, &p, out);
             free(out);
@@ -126,19 +126,19 @@ static void layers_are_within_the_bound_of_e4m3_operands(void **state)
 static void no_setting_changes_a_bit(void **state)
 {
     static const struct device_options others[] = {
-        { .ranks = 1, .minibatch_rows = 64, .precision = MOK_MXFP8_PER128 },
-        { .ranks = 1, .ring_rows = 128, .precision = MOK_MXFP8_PER128 },
-        { .ranks = 1, .blocks = 2, .precision = MOK_MXFP8_PER128 },
-        { .ranks = 1, .chaos_delay_us = 30, .precision = MOK_MXFP8_PER128, .context_mode = MOK_CONTEXT_FULL },
-        { .ranks = 2, .precision = MOK_MXFP8_PER128 },
-        { .ranks = 4, .ring_rows = 64, .precision = MOK_MXFP8_PER128, .context_mode = MOK_CONTEXT_FULL },
+        { .ranks = 1, .minibatch_rows = 64, .precision = MX },
+        { .ranks = 1, .ring_rows = 128, .precision = MX },
+        { .ranks = 1, .blocks = 2, .precision = MX },
+        { .ranks = 1, .chaos_delay_us = 30, .precision = MX, .context_mode = MOK_CONTEXT_FULL },
+        { .ranks = 2, .precision = MX },
+        { .ranks = 4, .ring_rows = 64, .precision = MX, .context_mode = MOK_CONTEXT_FULL },
     };
     struct problem p;
     uint16_t *want;
 
     (void)state;
     make(&p, 0);
-    want = forward(&p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
+    want = forward(&p, &(struct device_options){ .ranks = 1, .precision = MX }, &p.tokens);
     for (size_t i = FEWER(0, 1); i < sizeof(others) / sizeof(others[0]); i += FEWER(1, 2)) {
         uint32_t tokens[DEVICE_MAX_RANKS];
         struct rng rng = { i + 1 };
@@ -193,14 +193,14 @@ static void x_is_quantised_bit_for_bit(void **state)
             &p, &(struct problem_options){
                     .hidden = hidden[n], .intermediate = 16, .experts = 2, .topk = 1, .tokens = tokens, .seed = n });
         strange_values(&p);
-        device_group_open(&group, &p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
+        device_group_open(&group, &p, &(struct device_options){ .ranks = 1, .precision = MX }, &p.tokens);
         assert_int_equal(device_phase(&group, 0, MOK_PHASE_PREPARE).status, 0);
         for (uint32_t t = 0; t < tokens; t++) {
             const uint8_t *at = (const uint8_t *)group.symmetric[0].at + group.plan[0].sym_engine + t * row_bytes;
 
             for (uint32_t i = 0; i < hidden[n]; i++)
                 values[i] = mok_bf16_to_f32(p.x[(size_t)t * hidden[n] + i]);
-            mok_mx_quantize_row(values, hidden[n], 128, code, scale);
+            mok_mx_quantize_row(values, hidden[n], MX_SCALE, code, scale);
             assert_int_equal(cudaMemcpy(got, at, row_bytes, cudaMemcpyDeviceToHost), 0);
             if (memcmp(got, code, hidden[n]) != 0)
                 for (uint32_t i = 0; i < hidden[n]; i++)
@@ -228,7 +228,7 @@ static void what_is_not_finite_stays_with_its_token(void **state)
     make(&p, 1);
     p.x[7 * p.hidden + 5] = 0x7fc0;
     p.x[60 * p.hidden] = 0xff80;
-    out = forward(&p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
+    out = forward(&p, &(struct device_options){ .ranks = 1, .precision = MX }, &p.tokens);
     for (uint32_t t = 0; t < p.tokens; t++)
         for (uint32_t i = 0; i < p.hidden; i++) {
             bool nan = (out[(size_t)t * p.hidden + i] & 0x7fffu) > 0x7f80u;
@@ -259,8 +259,8 @@ static void every_number_of_experts_is_right(void **state)
                                                     .tokens = FEWER(70, 40),
                                                     .routing = ROUTE_DUPLICATES,
                                                     .seed = experts });
-        problem_quantise_weights(&p, 128);
-        out = forward(&p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
+        problem_quantise_weights(&p, MX_SCALE);
+        out = forward(&p, &(struct device_options){ .ranks = 1, .precision = MX }, &p.tokens);
         snprintf(what, sizeof(what), "%u experts", experts);
         check_layer(what, &p, out);
         free(out);
@@ -276,9 +276,9 @@ static void repeated_forwards_have_the_same_bits(void **state)
 
     (void)state;
     make(&p, 0);
-    want = forward(&p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER128 }, &p.tokens);
+    want = forward(&p, &(struct device_options){ .ranks = 1, .precision = MX }, &p.tokens);
     device_group_open(&group, &p,
-                      &(struct device_options){ .ranks = 1, .chaos_delay_us = 3, .precision = MOK_MXFP8_PER128 },
+                      &(struct device_options){ .ranks = 1, .chaos_delay_us = 3, .precision = MX },
                       &p.tokens);
     device_repeat_forward(&group, want, FEWER(REPEATS, 2));
     device_group_close(&group);
@@ -296,8 +296,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_number_of_experts_is_right),
         cmocka_unit_test(repeated_forwards_have_the_same_bits),
     };
+    const struct CMUnitTest in_short[] = {
+        cmocka_unit_test(x_is_quantised_bit_for_bit),
+        cmocka_unit_test(what_is_not_finite_stays_with_its_token),
+    };
 
     device_or_skip();
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return MX_IN_SHORT ? cmocka_run_group_tests(in_short, NULL, NULL) : cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -160,7 +160,19 @@ static double *weights_of(const uint16_t *bits, uint64_t count)
     return d;
 }
 
-/* Weights whose rows have the same scale in each tile, so that tiles keep their values. */
+/* Of scales of 128 values: rows have the same in each tile, so that tiles keep their values. */
+static void even_scales(struct problem *p)
+{
+    const uint64_t count = (uint64_t)p->experts * problem_expert_elements(p);
+
+    for (uint64_t i = 0; i < count; i++) {
+        if (i % p->hidden % 128 == 0)
+            p->gate[i] = p->up[i] = 0x3f80; /* 1 */
+        if (i % p->intermediate % 128 == 0)
+            p->down[i] = 0x3f80;
+    }
+}
+
 static void open_layer(struct layer *l)
 {
     static const struct problem_options options = { .hidden = 272,
@@ -175,13 +187,9 @@ static void open_layer(struct layer *l)
     *l = (struct layer){ 0 };
     problem_make(p, &options);
     const uint64_t count = (uint64_t)p->experts * problem_expert_elements(p);
-    for (uint64_t i = 0; i < count; i++) {
-        if (i % p->hidden % 128 == 0)
-            p->gate[i] = p->up[i] = 0x3f80; /* 1 */
-        if (i % p->intermediate % 128 == 0)
-            p->down[i] = 0x3f80;
-    }
-    problem_quantise_weights(p, 128);
+    if (MX_SCALE == 128)
+        even_scales(p);
+    problem_quantise_weights(p, MX_SCALE);
     l->gate = weights_of(p->gate, count);
     l->up = weights_of(p->up, count);
     l->down = weights_of(p->down, count);
@@ -190,8 +198,8 @@ static void open_layer(struct layer *l)
     l->across[2] = turned(l->down, p->experts, p->hidden, p->intermediate);
     device_group_open(&l->group, p,
                       &(struct device_options){ .ranks = 1,
-                                                .precision = MOK_MXFP8_PER128,
-                                                .tiles = true,
+                                                .precision = MX,
+                                                .tiles = MX_SCALE == 128,
                                                 .context_mode = MOK_CONTEXT_FULL,
                                                 .flags = MOK_OPF_OVERWRITE_WGRAD },
                       &p->tokens);
@@ -289,6 +297,41 @@ static void check_forward(const struct layer *l)
     free(b);
 }
 
+/*
+ * Turned weights of scales of 32 values, which d_hidden and d_input multiply: beside the weights themselves. What a tile of 32 x 32
+ * has below 2^-6 of its scale has been rounded to multiples of 2^-9 of it.
+ */
+static double *turned_as_it_is(const struct layer *l, const double *across, uint64_t codes, uint64_t scales, uint64_t rows, uint64_t columns)
+{
+    const uint64_t all = l->p.experts * columns, count = mok_mx_scales(rows);
+    double *got = of_codes(own(l) + codes, rows, own(l) + scales, count, all, rows);
+    uint8_t *scale = copy_of(own(l) + scales, all * count);
+
+    for (uint64_t c = 0; c < all; c++)
+        for (uint64_t r = 0; r < rows; r++) {
+            const double want = across[c * rows + r], unit = (double)mok_e8m0_to_f32(scale[c * count + r / 32]);
+            if (!(fabs(got[c * rows + r] - want) <= (fabs(want) < 0x1p-6 * unit ? 0x1p-10 * unit : 0)))
+                fail_msg("turned column %llu, row %llu: %g of scale %g, must be %g", (unsigned long long)c, (unsigned long long)r,
+                         got[c * rows + r], unit, want);
+        }
+    free(scale);
+    return got;
+}
+
+static void take_turned(struct layer *l)
+{
+    const uint64_t codes[] = { l->layout.gate_t, l->layout.up_t, l->layout.down_t };
+    const uint64_t scales[] = { l->layout.gate_t_scale, l->layout.up_t_scale, l->layout.down_t_scale };
+
+    for (unsigned i = 0; i < 3; i++) {
+        const bool down = i == 2;
+        double *got = turned_as_it_is(l, l->across[i], codes[i], scales[i], down ? l->p.hidden : l->p.intermediate,
+                                      down ? l->p.intermediate : l->p.hidden);
+        free(l->across[i]);
+        l->across[i] = got;
+    }
+}
+
 /* u = d_out down is stored nowhere; <u, h> is. `h`: codes' values, as forward left them. */
 static void check_d_hidden(const struct layer *l, const double *g, const double *h)
 {
@@ -370,6 +413,8 @@ static void products_are_exact_but_for_accumulation(void **state)
     const struct mok_expert_params *params = &l.group.args[0].params;
     double *h = inner_rows(&l, l.layout.h, l.layout.h_scale);
     device_backward(&l.group, 0);
+    if (MX_SCALE == 32)
+        take_turned(&l);
     double *x = quantised_rows(&l, false), *g = quantised_rows(&l, true);
     double *d_a = inner_rows(&l, l.layout.d_a_code, l.layout.d_a_scale);
     double *d_b = inner_rows(&l, l.layout.d_b_code, l.layout.d_b_scale);

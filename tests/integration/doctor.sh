@@ -81,6 +81,12 @@ what_is_wrong_is_named_with_a_remedy() {
     doctor 1
     says '^FAIL +config +everyone may change'
     chmod o-w "$dir/mokd.conf"
+    local path
+    for path in "$dir/none.conf" /etc/mok/mokd.conf; do # the last --config counts; named, a file must be there
+        [ ! -e "$path" ] || continue
+        doctor 1 --config "$path"
+        says "^FAIL +config +$path: No such file"
+    done
 
     [ "$(id -u)" = 0 ] || return 0
     chmod 600 "$dir/mokd.sock"

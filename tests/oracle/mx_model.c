@@ -76,3 +76,30 @@ void mx_model_round(float *values, size_t count, uint32_t group)
             values[i] = (float)ldexp(mx_model_decode(mx_model_encode(ldexp((double)values[i], -exponent))), exponent);
     }
 }
+
+static double tile_amax(const float *values, size_t rows, size_t columns, size_t stride)
+{
+    double amax = 0;
+
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < columns; i++)
+            if (isfinite(values[r * stride + i]))
+                amax = fmax(amax, fabs((double)values[r * stride + i]));
+    return amax;
+}
+
+void mx_model_round_tiles(float *values, size_t rows, size_t columns, uint32_t group)
+{
+    for (size_t row = 0; row < rows; row += group)
+        for (size_t column = 0; column < columns; column += group) {
+            size_t height = rows - row < group ? rows - row : group;
+            size_t width = columns - column < group ? columns - column : group;
+            float *tile = values + row * columns + column;
+            int exponent = mx_model_exponent(tile_amax(tile, height, width, columns));
+            for (size_t r = 0; r < height; r++)
+                for (size_t i = 0; i < width; i++) {
+                    double scaled = ldexp((double)tile[r * columns + i], -exponent);
+                    tile[r * columns + i] = (float)ldexp(mx_model_decode(mx_model_encode(scaled)), exponent);
+                }
+        }
+}

@@ -23,5 +23,7 @@ double mx_model_amax(const uint16_t *values, size_t count);
 
 /* Replaces `count` values by what quantising them in groups of `group` and back gives; the last group may be short. */
 void mx_model_round(float *values, size_t count, uint32_t group);
+/* The same for [rows][columns] values in tiles of `group` rows and columns; tiles at the edges may be short. */
+void mx_model_round_tiles(float *values, size_t rows, size_t columns, uint32_t group);
 
 #endif

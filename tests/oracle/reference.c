@@ -14,13 +14,22 @@
 #include "mx_model.h"
 #include "plain_bf16.h"
 
+/* Rows of all slots of one expert, in canonical order, as operands of its weight gradients. */
+struct operand_rows {
+    size_t rows;
+    float *x, *d_out;        /* [rows][H] */
+    float *d_a, *d_b, *h;    /* [rows][I]; h: weighted, quantised once */
+};
+
 struct float_network {
     size_t hidden, width;
     float clamp;
     uint32_t group; /* operands are E4M3 with a scale a group; 0: BF16 */
     const uint16_t *gate, *up, *down;
     double *d_gate, *d_up, *d_down; /* hold FP32 values */
+    struct operand_rows *operands; /* NULL: weight gradients are added row by row */
     float *a, *b, *h, *y, *d_a, *d_b, *d_x;
+    float *full_h; /* h before it became an operand */
     float *a_moves, *b_moves; /* 1, or 0 where the clamp holds the value */
 };
 
@@ -75,7 +84,7 @@ static void forward_row(struct float_network *net, const float *x)
             a = limited(a, -INFINITY, net->clamp);
             b = limited(b, -net->clamp, net->clamp);
         }
-        net->h[i] = a / (1 + expf(-a)) * b;
+        net->h[i] = net->full_h[i] = a / (1 + expf(-a)) * b;
     }
     round_operand(net, net->h, net->width);
     for (size_t j = 0; j < net->hidden; j++) {
@@ -110,6 +119,21 @@ static float swiglu_backward(struct float_network *net, const float *d_out, floa
     return d_weight;
 }
 
+static void keep_operands(struct float_network *net, const float *x, const float *d_out, float weight)
+{
+    struct operand_rows *to = net->operands;
+    size_t at = to->rows * net->width;
+
+    memcpy(to->x + to->rows * net->hidden, x, net->hidden * sizeof(float));
+    memcpy(to->d_out + to->rows * net->hidden, d_out, net->hidden * sizeof(float));
+    memcpy(to->d_a + at, net->d_a, net->width * sizeof(float));
+    memcpy(to->d_b + at, net->d_b, net->width * sizeof(float));
+    for (size_t i = 0; i < net->width; i++)
+        to->h[at + i] = weight * net->full_h[i];
+    round_operand(net, to->h + at, net->width);
+    to->rows++;
+}
+
 static float backward_row(struct float_network *net, const float *x, const float *d_out, float weight)
 {
     float d_weight = swiglu_backward(net, d_out, weight);
@@ -121,6 +145,10 @@ static float backward_row(struct float_network *net, const float *x, const float
             d_x += net->d_b[i] * load(net->up, i * net->hidden + j);
         }
         net->d_x[j] = bf16_round(d_x);
+    }
+    if (net->operands) {
+        keep_operands(net, x, d_out, weight);
+        return d_weight;
     }
     for (size_t i = 0; i < net->width; i++) {
         float weighted = bf16_round(weight * net->h[i]);
@@ -136,7 +164,7 @@ static float backward_row(struct float_network *net, const float *x, const float
 static void network_open(struct float_network *net, const struct problem *p, size_t width)
 {
     *net = (struct float_network){ .hidden = p->hidden, .width = width, .clamp = p->clamp };
-    float **widths[] = { &net->a, &net->b, &net->h, &net->d_a, &net->d_b, &net->a_moves, &net->b_moves };
+    float **widths[] = { &net->a, &net->b, &net->h, &net->full_h, &net->d_a, &net->d_b, &net->a_moves, &net->b_moves };
     float **rows[] = { &net->y, &net->d_x };
     for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++)
         *widths[i] = must_floats(width);
@@ -146,7 +174,8 @@ static void network_open(struct float_network *net, const struct problem *p, siz
 
 static void network_close(struct float_network *net)
 {
-    float *all[] = { net->a, net->b, net->h, net->d_a, net->d_b, net->a_moves, net->b_moves, net->y, net->d_x };
+    float *all[] = { net->a,       net->b,       net->h, net->full_h, net->d_a, net->d_b,
+                     net->a_moves, net->b_moves, net->y, net->d_x };
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         free(all[i]);
 }
@@ -192,7 +221,7 @@ static void load_rows(const struct problem *p, uint32_t t, const struct float_ne
 }
 
 static void run_token(const struct problem *p, struct result *ret, uint32_t t, struct float_network *expert,
-                      struct float_network *shared, struct rows *rows)
+                      struct float_network *shared, struct operand_rows *operands, struct rows *rows)
 {
     size_t H = p->hidden;
 
@@ -211,6 +240,7 @@ static void run_token(const struct problem *p, struct result *ret, uint32_t t, s
         if (p->ids[slot] < 0)
             continue;
         point_at_expert(expert, p, ret, (size_t)p->ids[slot]);
+        expert->operands = operands ? &operands[p->ids[slot]] : NULL;
         forward_row(expert, rows->x);
         ret->array[RESULT_D_TOPK_WEIGHT][slot] = (double)backward_row(expert, rows->x, rows->d_out, weight);
         for (size_t j = 0; j < H; j++) {
@@ -224,8 +254,65 @@ static void run_token(const struct problem *p, struct result *ret, uint32_t t, s
     }
 }
 
-void reference_run_mx(const struct problem *p, uint32_t group, struct result *ret)
+static struct operand_rows *operands_open(const struct problem *p)
 {
+    struct operand_rows *all = calloc(p->experts, sizeof(*all));
+
+    for (uint32_t e = 0; all && e < p->experts; e++) {
+        size_t rows = 0;
+        for (size_t slot = 0; slot < problem_slots(p); slot++)
+            rows += p->ids[slot] == (int32_t)e;
+        all[e] = (struct operand_rows){ .x = must_floats(rows * p->hidden),
+                                        .d_out = must_floats(rows * p->hidden),
+                                        .d_a = must_floats(rows * p->intermediate),
+                                        .d_b = must_floats(rows * p->intermediate),
+                                        .h = must_floats(rows * p->intermediate) };
+    }
+    return all;
+}
+
+static void operands_close(const struct problem *p, struct operand_rows *all)
+{
+    for (uint32_t e = 0; all && e < p->experts; e++) {
+        float *part[] = { all[e].x, all[e].d_out, all[e].d_a, all[e].d_b, all[e].h };
+        for (size_t i = 0; i < sizeof(part) / sizeof(part[0]); i++)
+            free(part[i]);
+    }
+    free(all);
+}
+
+/* sum[m][n] += a^T b over all rows */
+static void add_product(double *sum, const float *a, size_t m, const float *b, size_t n, size_t rows)
+{
+    for (size_t r = 0; r < rows; r++)
+        for (size_t i = 0; i < m; i++)
+            for (size_t j = 0; j < n; j++)
+                add_float(&sum[i * n + j], a[r * m + i] * b[r * n + j]);
+}
+
+/* Weight gradients of E4M3 operands with scales along the token axis. */
+static void add_operands(const struct problem *p, struct float_network *expert, struct operand_rows *all,
+                         struct result *ret)
+{
+    size_t H = p->hidden, I = p->intermediate;
+
+    for (uint32_t e = 0; e < p->experts; e++) {
+        struct operand_rows *o = &all[e];
+        mx_model_round_tiles(o->x, o->rows, H, expert->group);
+        mx_model_round_tiles(o->d_out, o->rows, H, expert->group);
+        mx_model_round_tiles(o->d_a, o->rows, I, expert->group);
+        mx_model_round_tiles(o->d_b, o->rows, I, expert->group);
+        mx_model_round_tiles(o->h, o->rows, I, expert->group);
+        point_at_expert(expert, p, ret, e);
+        add_product(expert->d_gate, o->d_a, I, o->x, H, o->rows);
+        add_product(expert->d_up, o->d_b, I, o->x, H, o->rows);
+        add_product(expert->d_down, o->d_out, H, o->h, I, o->rows);
+    }
+}
+
+void reference_run_mx(const struct problem *p, uint32_t group, bool mxfp8_wgrad, struct result *ret)
+{
+    struct operand_rows *operands = mxfp8_wgrad ? operands_open(p) : NULL;
     struct float_network expert, shared;
     struct rows rows;
     float **all[] = { &rows.x, &rows.d_out, &rows.shared_x, &rows.shared_d_out, &rows.out, &rows.d_x };
@@ -238,7 +325,10 @@ void reference_run_mx(const struct problem *p, uint32_t group, struct result *re
     expert.group = group;
     point_at_shared(&shared, p, ret);
     for (uint32_t t = 0; t < p->tokens; t++)
-        run_token(p, ret, t, &expert, &shared, &rows);
+        run_token(p, ret, t, &expert, &shared, operands, &rows);
+    if (operands)
+        add_operands(p, &expert, operands, ret);
+    operands_close(p, operands);
     network_close(&expert);
     network_close(&shared);
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -247,7 +337,7 @@ void reference_run_mx(const struct problem *p, uint32_t group, struct result *re
 
 void reference_run(const struct problem *p, struct result *ret)
 {
-    reference_run_mx(p, 0, ret);
+    reference_run_mx(p, 0, false, ret);
 }
 
 static void quantise_rows(uint16_t *values, size_t rows, size_t columns, uint32_t group)

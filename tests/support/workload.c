@@ -265,7 +265,8 @@ int workload_open(struct workload_rank *r, const struct workload *p, uint32_t in
                              .precision = p->precision ? p->precision : MOK_BF16, .shared_intermediate = p->shared_intermediate,
                              .clamp = p->clamp, .ring_bytes = p->ring_bytes, .minibatch_rows = p->minibatch_rows,
                              .comm_units = p->comm_units,
-                             .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : MOK_DTYPE_F32 };
+                             .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : MOK_DTYPE_F32,
+                             .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16 };
     mok_layer_memory memory;
     int code = mok_session_open(&so, &r->session);
     if (code == 0)

@@ -30,6 +30,7 @@ struct workload {
     uint32_t minibatch_rows, comm_units;
     bool tiles; /* of an MXFP8 layer: weights in tiles of 128 x 128, not 1 x 128 */
     uint64_t timeout_ns; /* of an operation */
+    bool mxfp8_wgrad; /* of an MXFP8 layer */
     bool bf16_gradients;
 };
 

@@ -289,6 +289,7 @@ typedef struct mok_layer_options {
     uint32_t minibatch_rows;      /**< rounded up to whole tiles, at most the ring; 0: the plan's choice */
     uint32_t comm_units;          /**< 0: the plan's choice */
     uint32_t gradient_dtype;      /**< of all weight gradients, enum mok_dtype; 0: MOK_DTYPE_F32 */
+    uint32_t wgrad_precision;     /**< operands of the experts' weight gradients, enum mok_wgrad; 0: MOK_WGRAD_BF16 */
 } mok_layer_options;
 
 /** Exact bytes. */
@@ -309,8 +310,12 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  * pass to it in FP32 and rounds once, so the result does not depend on ring or minibatch; the workspace keeps the sums
  * of an expert whose rows come in several pieces, private_bytes says how much that takes. Over many backwards that
  * add up FP32 is the better choice: each rounds once more.
- * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_ENOTSUP gradient_dtype with an older mokd; MOK_EMISMATCH names the ranks and the option that
- * differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
+ *
+ * Weight gradients of an MXFP8 layer's experts are products of BF16 values, those that the quantised rows are worth. With
+ * MOK_WGRAD_MXFP8 they are products of E4M3: the same rows, quantised along the token axis (ABI.md, MX tensors). It is
+ * MOK_EDTYPE of a BF16 layer; a CUDA device refuses it with MOK_ENOTSUP. A shared expert's stay BF16.
+ * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_ENOTSUP gradient_dtype or wgrad_precision with an older
+ * mokd, or an option that the device's engine does not have; MOK_EMISMATCH names the ranks and the option that differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
  */
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
 /**

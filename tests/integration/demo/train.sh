@@ -131,18 +131,21 @@ case_gradients() {
     [[ $(grep -c ' ok$' "$work/shared.out") -eq 9 ]] || die "the table has not nine good lines"
 }
 
-# Both MXFP8 rules train, and stay close to BF16.
+# Both MXFP8 rules train, with weight gradients of either kind, and stay close to BF16.
 case_precision() {
-    local precision
+    local precision wgrad
     run bf16 --steps 20
     for precision in mxfp8-per32 mxfp8-per128; do
-        run "$precision" --steps 20 --precision "$precision"
-        [[ $(hash_of bf16) != "$(hash_of "$precision")" ]] || die "$precision gave the bits of bf16"
-        jq -se '(.[39].loss - .[19].loss) / .[19].loss | . < 0.05 and . > -0.05' "$work/bf16.log" \
-            "$work/$precision.log" >/dev/null || die "$precision is more than 5 % away from bf16"
+        for wgrad in bf16 mxfp8; do
+            run "$precision-$wgrad" --steps 20 --precision "$precision" --wgrad "$wgrad"
+            [[ $(hash_of bf16) != "$(hash_of "$precision-$wgrad")" ]] || die "$precision gave the bits of bf16"
+            jq -se '(.[39].loss - .[19].loss) / .[19].loss | . < 0.05 and . > -0.05' "$work/bf16.log" \
+                "$work/$precision-$wgrad.log" >/dev/null || die "$precision, $wgrad is more than 5 % away from bf16"
+        done
+        [[ $(hash_of "$precision-bf16") != "$(hash_of "$precision-mxfp8")" ]] || die "--wgrad mxfp8 changed nothing"
     done
     run again --steps 20 --precision mxfp8-per128
-    [[ $(hash_of again) == "$(hash_of mxfp8-per128)" ]] || die "the repeat in mxfp8 has other parameters"
+    [[ $(hash_of again) == "$(hash_of mxfp8-per128-bf16)" ]] || die "the repeat in mxfp8 has other parameters"
 }
 
 # The one-file example: both ranks compare with plain loops.

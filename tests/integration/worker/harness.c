@@ -406,6 +406,7 @@ static void spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret)
     ret->minibatch_rows = spec->minibatch_rows;
     ret->comm_units = spec->comm_units;
     ret->gradient_dtype = spec->gradient_dtype;
+    ret->wgrad_precision = spec->wgrad_precision;
 }
 
 static void layer_open_rank(struct layer *layer, uint32_t rank, const int *fds)

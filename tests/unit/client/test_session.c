@@ -574,6 +574,7 @@ static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(vo
         .minibatch_rows = 384,
         .comm_units = 3,
         .gradient_dtype = MOK_DTYPE_BF16,
+        .wgrad_precision = MOK_WGRAD_MXFP8,
     };
     mok_layer_memory memory;
     mok_layer *layer;
@@ -591,15 +592,17 @@ static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(vo
         assert_int_equal(spec.minibatch_rows, 384);
         assert_int_equal(spec.comm_units, 3);
         assert_int_equal(spec.gradient_dtype, MOK_DTYPE_BF16);
+        assert_int_equal(spec.wgrad_precision, MOK_WGRAD_MXFP8);
     }
     assert_works(mok_layer_describe(layer, text, sizeof(text)));
     assert_string_equal(text, FAKE_PLAN);
 }
 
-static void an_older_mokd_is_not_asked_for_bf16_gradients(void **state)
+static void an_older_mokd_is_not_asked_for_what_it_does_not_know_of_gradients(void **state)
 {
     mok_layer_options options = { .size = sizeof(options), .hidden = 64, .intermediate = 48, .experts = 2, .topk = 1,
-                                  .max_tokens = 8, .precision = MOK_BF16, .gradient_dtype = MOK_DTYPE_F32 };
+                                  .max_tokens = 8, .precision = MOK_MXFP8_PER32, .gradient_dtype = MOK_DTYPE_F32,
+                                  .wgrad_precision = MOK_WGRAD_BF16 };
     mok_layer_memory memory;
     mok_layer *layer;
     (void)state;
@@ -610,6 +613,9 @@ static void an_older_mokd_is_not_asked_for_bf16_gradients(void **state)
     options.gradient_dtype = MOK_DTYPE_BF16;
     assert_fails(mok_layer_memory_query(group, &options, &memory), MOK_ENOTSUP, "gradient_dtype is 1");
     assert_fails(mok_layer_create(group, &options, 0, &layer), MOK_ENOTSUP, "mokd is older");
+    options.gradient_dtype = 0;
+    options.wgrad_precision = MOK_WGRAD_MXFP8;
+    assert_fails(mok_layer_create(group, &options, 0, &layer), MOK_ENOTSUP, "wgrad_precision is 2");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -648,7 +654,7 @@ int main(void)
         TEST_SESSION(other_threads_get_their_answers_while_one_waits_for_a_group),
         TEST_SESSION(four_threads_ask_at_once_and_each_gets_its_own_answers),
         TEST_SESSION(layers_are_created_described_and_destroyed),
-        TEST(an_older_mokd_is_not_asked_for_bf16_gradients),
+        TEST(an_older_mokd_is_not_asked_for_what_it_does_not_know_of_gradients),
         TEST_SESSION(every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -97,12 +97,13 @@ void check_against_oracle(const char *what, const struct problem *p, const struc
     result_free(&want);
 }
 
-void check_against_mx_oracle(const char *what, const struct problem *p, const struct result *got, uint32_t precision)
+void check_against_mx_oracle(const char *what, const struct problem *p, const struct result *got, uint32_t precision,
+                             bool mxfp8_wgrad)
 {
     struct result want, reference;
 
     oracle_run(p, &want);
-    reference_run_mx(p, precision == MOK_MXFP8_PER32 ? 32 : 128, &reference);
+    reference_run_mx(p, precision == MOK_MXFP8_PER32 ? 32 : 128, mxfp8_wgrad, &reference);
     for (int a = 0; a < RESULT_D_SHARED_GATE; a++) {
         double error = result_error(got, &want, (enum result_array)a);
         double expected = result_error(&reference, &want, (enum result_array)a);

@@ -29,7 +29,7 @@ void check_against_oracle(const char *what, const struct problem *problem, const
  * far below it mean that nothing was quantised.
  */
 void check_against_mx_oracle(const char *what, const struct problem *problem, const struct result *got,
-                             uint32_t precision);
+                             uint32_t precision, bool mxfp8_wgrad);
 /* Ends the test unless the selected arrays of both have the same bits. */
 void check_bitwise(const char *what, const struct result *got, const struct result *want, uint32_t arrays);
 

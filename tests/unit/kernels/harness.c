@@ -124,6 +124,7 @@ struct mok_layer_spec layer_spec(const struct harness *h, const struct problem *
         .minibatch_rows = options->minibatch_rows,
         .comm_units = options->comm_units,
         .gradient_dtype = options->bf16_gradients ? MOK_DTYPE_BF16 : 0,
+        .wgrad_precision = options->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : 0,
     };
 }
 

@@ -35,6 +35,7 @@ struct layer_options {
     uint32_t precision;  /* 0: MOK_BF16; MXFP8: expert parameters are quantised on the way in */
     uint32_t max_tokens; /* 0: all tokens of the problem, so that any split fits */
     bool bf16_gradients; /* weight gradients are BF16 */
+    bool mxfp8_wgrad;    /* and products of E4M3 operands; of an MXFP8 layer */
     bool sparse;         /* all memory without reservation, not poisoned, for sizes beyond memory; inputs may be NULL */
 };
 

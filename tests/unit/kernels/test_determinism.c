@@ -112,7 +112,7 @@ static void the_plain_run_is_right(void **state)
         if (precision[i] == MOK_BF16)
             check_against_oracle("plain", &problem[i], &plain[i]);
         else
-            check_against_mx_oracle("plain", &problem[i], &plain[i], precision[i]);
+            check_against_mx_oracle("plain", &problem[i], &plain[i], precision[i], false);
 }
 
 static void a_second_run_gives_the_same_bits(void **state)
