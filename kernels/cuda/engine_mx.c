@@ -40,6 +40,11 @@ void mok_cuda_mx_fill(struct mok_engine_layer *l)
     mx->common.k_blocks = (uint32_t)mok_div_up(spec->hidden, MOK_MX_TILE_K);
     mx->h = m + l->layout.h;
     mx->h_scale = m + l->layout.h_scale;
+    mx->x_factor = (float *)(m + l->layout.x_factor);
+    mx->h_factor = (float *)(m + l->layout.h_factor);
+    mx->gate_up_pairs = (struct mok_cuda_mx_pair *)(m + l->layout.gate_up_pairs);
+    mx->down_pairs = (struct mok_cuda_mx_pair *)(m + l->layout.down_pairs);
+    mx->factor_rows = (uint32_t)mok_cuda_factor_rows(&l->plan);
     mx->x_rows[1] = m + l->layout.x;
     mx->inter = spec->intermediate;
     mx->tiles = l->layout.gate_up_tiles;
@@ -113,6 +118,27 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
     return r == 0 ? 0 : -MOK_EDEVICE;
 }
 
+/* Beside the schedule: nobody says when weights have changed. */
+static int launch_pairs(struct mok_engine_layer *l, void *stream)
+{
+    const struct mok_cuda_mx_args *mx = &l->mx;
+    const struct mok_cuda_pairs_args a = {
+        .gate_scale = mx->gate_scale,
+        .up_scale = mx->up_scale,
+        .down_scale = mx->down_scale,
+        .gate_up = mx->gate_up_pairs,
+        .down = mx->down_pairs,
+        .bad_id = l->schedule.bad_id,
+        .experts = l->plan.local_experts,
+        .hidden = l->plan.spec.hidden,
+        .inter = mx->inter,
+        .tiles = mx->tiles,
+        .down_tiles = mx->common.down_tiles,
+    };
+
+    return mok_cuda_launch_pairs(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+}
+
 /* The shared expert alone, of this rank's own tokens. */
 static int launch_shared(struct mok_engine_layer *l, const struct mok_op_args *args, void *stream)
 {
@@ -141,6 +167,8 @@ int mok_cuda_mx_schedule(struct mok_engine_layer *l, const struct mok_op_args *a
     for (uint32_t i = 0; i < l->plan.spec.ep; i++)
         s->x[i] = l->symmetric[i] + l->plan.sym_engine;
     if (mok_cuda_launch_schedule(s, stream) != 0)
+        return -MOK_EDEVICE;
+    if (l->plan.spec.precision == MOK_MXFP8_PER128 && launch_pairs(l, stream) < 0)
         return -MOK_EDEVICE;
     return mok_cuda_mx_beside(l, args) ? mok_cuda_mx_quantize(l, args, s->bad_id, stream) : 0;
 }

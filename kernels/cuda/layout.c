@@ -44,6 +44,11 @@ uint64_t mok_cuda_h_scale_bytes(const struct mok_plan *plan)
     return is_mx(plan) ? mok_round_up(4 * mok_div_up(plan->spec.intermediate, MOK_TILE_N / 2), 16) : 0;
 }
 
+uint64_t mok_cuda_factor_rows(const struct mok_plan *plan)
+{
+    return plan->ring_rows + MOK_TILE_M;
+}
+
 uint64_t mok_cuda_turned_scale_bytes(const struct mok_plan *plan, uint64_t rows, uint64_t columns)
 {
     if (plan->spec.precision == MOK_MXFP8_PER32)
@@ -78,6 +83,19 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
                    mok_div_up(l->shared_rows, MOK_UNIT_ROWS) *
                        (l->shared_gate_up_tiles + l->shared_hidden_tiles + l->down_tiles) +
                    3ull * l->down_tiles * (l->max_runs * l->hidden_tiles + l->shared_hidden_tiles);
+}
+
+/* What only a forward of MXFP8 with scales of 128 values uses. */
+static void place_mx_forward(const struct mok_plan *plan, uint64_t *at, struct mok_cuda_layout *l)
+{
+    const struct mok_layer_spec *spec = &plan->spec;
+    const uint64_t x_blocks = mok_div_up(spec->hidden, MOK_MX_TILE_K), h_blocks = mok_div_up(spec->intermediate, MOK_MX_TILE_K);
+    const uint64_t rows = mok_cuda_factor_rows(plan), experts = plan->local_experts;
+
+    l->x_factor = place(at, x_blocks * rows * sizeof(float));
+    l->h_factor = place(at, h_blocks * rows * sizeof(float));
+    l->gate_up_pairs = place(at, experts * l->gate_up_tiles * x_blocks * sizeof(struct mok_cuda_mx_pair));
+    l->down_pairs = place(at, experts * l->down_tiles * h_blocks * sizeof(struct mok_cuda_mx_pair));
 }
 
 /* What only a backward of MXFP8 uses. */
@@ -165,8 +183,11 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
     l.shared_y = place(&at, spec->shared_intermediate ? (uint64_t)spec->max_tokens * spec->hidden * 2 : 0);
     l.h_wide = is_mx(plan) ? place(&at, plan->ring_rows * spec->intermediate * 2) : l.h;
     place_backward(plan, &at, &l);
-    if (is_mx(plan))
+    if (is_mx(plan)) {
+        if (spec->precision == MOK_MXFP8_PER128)
+            place_mx_forward(plan, &at, &l);
         place_mx_backward(plan, &at, &l);
+    }
     l.bytes = at;
     *ret = l;
 }

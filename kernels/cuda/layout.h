@@ -172,6 +172,8 @@ struct mok_cuda_layout {
     uint64_t row_pull;               /* u64 a padded row (ep > 1) */
     uint64_t h, x;                   /* BF16 [ring_rows][I], [ring_rows][H] (ep > 1); MXFP8: codes, rows of x (any ep) */
     uint64_t h_scale;                /* MXFP8: E8M0 [ring_rows][4 a gate/up tile] */
+    uint64_t x_factor, h_factor;     /* MXFP8: scales of x and h as floats, [k-blocks][factor_rows] */
+    uint64_t gate_up_pairs, down_pairs; /* struct mok_cuda_mx_pair [E_l][tiles][k-blocks] */
     uint64_t shared_h, shared_y;
     /* backward; h is weighted there, x and g are d_out's counterparts */
     uint64_t runs;
@@ -205,6 +207,8 @@ struct mok_cuda_layout {
 
 /* Bytes of a row of x as experts read it: BF16, or E4M3 codes with their scales behind them. */
 uint64_t mok_cuda_x_row_bytes(const struct mok_plan *plan);
+/* Rows of factors: the ring's, and what a tile that begins in its last rows reads behind them. */
+uint64_t mok_cuda_factor_rows(const struct mok_plan *plan);
 /* Bytes of the scales of a weight [rows][columns] of each expert, turned. */
 uint64_t mok_cuda_turned_scale_bytes(const struct mok_plan *plan, uint64_t rows, uint64_t columns);
 /* Bytes of a row of h's scales: four a gate/up tile, in whole 16; 0 for BF16. */
@@ -317,6 +321,21 @@ struct mok_cuda_main_args {
     void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
 };
 
+/* What a tile's 256 columns of a weight have as scales in a k-block: one for all of either half of 128, or 0. */
+struct mok_cuda_mx_pair {
+    float half[2];
+    uint32_t uneven; /* of a tile's first: a half has several somewhere */
+    uint32_t pad;
+};
+
+/* Makes pairs of a layer's weights. The scales are those of struct mok_cuda_mx_args. */
+struct mok_cuda_pairs_args {
+    const uint8_t *gate_scale, *up_scale, *down_scale;
+    struct mok_cuda_mx_pair *gate_up, *down;
+    const uint32_t *bad_id; /* not 0: do nothing */
+    uint32_t experts, hidden, inter, tiles, down_tiles;
+};
+
 /* The forward megakernel of an MXFP8 layer. Weights and h are E4M3: the maps' elements are pairs of codes. */
 struct mok_cuda_mx_args {
     CUtensorMap gate, up, down, h_map;
@@ -324,6 +343,9 @@ struct mok_cuda_mx_args {
     struct mok_cuda_common common; /* k_blocks: of x, 128 values each */
     const uint8_t *gate_scale, *up_scale, *down_scale; /* E8M0 [E_l][I][H / 32], [E_l][H][I / 32], rounded up */
     uint8_t *h, *h_scale;
+    float *x_factor, *h_factor; /* a row's scale in a k-block: [k-blocks][factor_rows], rows as in the ring */
+    struct mok_cuda_mx_pair *gate_up_pairs, *down_pairs; /* [E_l][tiles][k-blocks] */
+    uint32_t factor_rows;
     uint8_t *x_rows[2]; /* forward: all rows as padded, [ring_rows]; of macrobatch 0 (as x_ring), of the others */
     void *context_a, *context_b; /* BF16 [ring_rows][I]: keep macrobatch 0; or NULL */
     uint32_t inter, tiles, h_blocks;
@@ -462,6 +484,7 @@ int mok_cuda_launch_schedule(const struct mok_cuda_schedule_args *args, void *st
 /* `blocks` a multiple of MOK_CLUSTER: resident at once; the retiring ones are in addition */
 int mok_cuda_launch_main(const struct mok_cuda_main_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_quantize(const struct mok_cuda_quantize_args *args, void *stream);
+int mok_cuda_launch_pairs(const struct mok_cuda_pairs_args *args, void *stream);
 int mok_cuda_launch_mx_main(const struct mok_cuda_mx_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_setup(void);
 /* *_32: the same with scales of 32 values */

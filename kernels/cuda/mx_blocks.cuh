@@ -133,10 +133,13 @@ struct block_gather : mx_gather {
         }
     }
 
-    /* A forward's task whose tile begins at `column`: the loader has brought rows beside each other. */
-    template <bool X> __device__ __forceinline__ void fill(const task &t, uint32_t column)
+    /* A forward's task that multiplies x, or h: the loader has brought rows beside each other. */
+    template <bool X> __device__ __forceinline__ void fill(const task &t)
     {
-        note_columns<X>(t, column);
+        const uint8_t *rows = X ? p.x_rows[t.macrobatch > 0] : p.h_scale;
+        const uint32_t bytes = X ? p.x_row_bytes : p.h_scale_bytes;
+        note_rows(t, [&](uint32_t r) { return rows + (static_cast<uint64_t>(t.ring64) * 64 + r) * bytes; });
+        note_columns<X>(t, b.column(t, X ? p.tiles : p.common.down_tiles) * (X ? MOK_TILE_N / 2 : MOK_TILE_N));
         bring<false>(X ? p.common.k_blocks : p.h_blocks, X ? p.common.hidden : 0, scales_of_row<X>());
     }
 };
@@ -241,7 +244,7 @@ struct block_consumer : mx_consumer_base {
      * Quantises eight rows' 128 columns of h into this warp's staging; the four scales go to `scale` of lane's row.
      * h[2 j + e]: column 8 j + 2 (lane % 4) + e of row lane / 4 + 8 half.
      */
-    __device__ __forceinline__ void quantise(const float (&h)[32], uint32_t half, uint8_t *scale) const
+    __device__ __forceinline__ void quantise(const float (&h)[32], uint32_t half, uint8_t *scale, float *) const
     {
         const uint32_t at = results() + (lane / 4 + 8 * half) * mx_row_bytes + 2 * (lane % 4);
         uint32_t scales = 0;

@@ -152,25 +152,15 @@ __device__ void load(const mok_cuda_mx_args &p, const block_view &b, uint32_t la
 
 /* ---- gather ---- */
 
-__device__ __forceinline__ void gather_gate_up(scale_gather &g, const task &t)
+/* Until all of this block's rows of h are there. */
+__device__ __forceinline__ void wait_hidden(const mok_cuda_mx_args &p, const block_view &b, const task &t, uint4 v)
 {
-    const mok_cuda_mx_args &p = g.p;
-    const uint8_t *rows = p.x_rows[t.macrobatch > 0];
-    g.note_rows(t, [&](uint32_t r) { return rows + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.x_row_bytes; });
-    g.fill<true>(t, g.b.column(t, p.tiles) * (MOK_TILE_N / 2));
-}
-
-/* The loader brings h; here come its scales. */
-__device__ __forceinline__ void gather_down(scale_gather &g, const task &t, uint4 v)
-{
-    const mok_cuda_mx_args &p = g.p;
-    if (g.b.rows(t) > 0)
-        wait_counter(p.common, p.common.hidden_done + t.row64 + g.b.row_first(t) / 64, p.tiles * MOK_CONSUMER_WARPS,
+    if (b.rows(t) > 0)
+        wait_counter(p.common, p.common.hidden_done + t.row64 + b.row_first(t) / 64, p.tiles * MOK_CONSUMER_WARPS,
                      MOK_WAIT_HIDDEN, v);
-    g.note_rows(t, [&](uint32_t r) { return p.h_scale + (static_cast<uint64_t>(t.ring64) * 64 + r) * p.h_scale_bytes; });
-    g.fill<false>(t, g.b.column(t, p.common.down_tiles) * MOK_TILE_N);
 }
 
+/* The loader brings x and h; here come their scales, and the weights'. */
 __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t thread, uint32_t lane)
 {
     scale_gather g = { { p, b, thread, lane, {} } };
@@ -181,9 +171,12 @@ __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t 
             return;
         if (t.type == MOK_TASK_GATE_UP) {
             wait_rows(p, b, t, v);
-            gather_gate_up(g, t);
+            forget(v);
+            g.fill<true>(decode(v));
         } else if (t.type == MOK_TASK_DOWN) {
-            gather_down(g, t, v);
+            wait_hidden(p, b, t, v);
+            forget(v);
+            g.fill<false>(decode(v));
         }
     }
 }
@@ -224,6 +217,7 @@ struct mx_forward_consumer : scale_consumer {
         }
         const float limit = Clamped ? all.clamp : 0.0f;
         uint8_t *scale = mine ? p.h_scale + row * p.h_scale_bytes + 4 * column : nullptr;
+        float *factor = p.h_factor + static_cast<uint64_t>(column) * p.factor_rows + t.ring64 * 64 + b.row_first(t) + warp * 16;
         __syncwarp();
 #pragma unroll 1
         for (uint32_t half = 0; half < 2; half++) { /* in turns: both at once run out of registers */
@@ -234,7 +228,7 @@ struct mx_forward_consumer : scale_consumer {
                 h[2 * j] = swiglu(__uint_as_float(g << 16), __uint_as_float(u << 16), limit);
                 h[2 * j + 1] = swiglu(__uint_as_float(g & 0xffff0000u), __uint_as_float(u & 0xffff0000u), limit);
             }
-            quantise(h, half, scale);
+            quantise(h, half, scale, factor);
 #pragma unroll
             for (uint32_t i = 0; i < 128; i += 4) {
                 d[i] = d[i + 2];
@@ -276,13 +270,33 @@ struct mx_forward_consumer : scale_consumer {
     /* This warp's share of a pull: rows of x, wherever they lie, beside each other. */
     __device__ __forceinline__ void bring(const task &t)
     {
-        constexpr uint32_t rows = MOK_TILE_M / MOK_MX_PULLS;
-        const uint32_t first = b.rank * MOK_TILE_M + t.column * rows, end = min(t.rows, first + rows), vectors = p.x_row_bytes / 16;
-        for (uint32_t r = first + warp; r < end; r += MOK_CONSUMER_WARPS) {
+        constexpr uint32_t rows = MOK_TILE_M / MOK_MX_PULLS / MOK_CONSUMER_WARPS; /* of a warp */
+        const uint32_t first = b.rank * MOK_TILE_M + (t.column * MOK_CONSUMER_WARPS + warp) * rows, end = min(t.rows, first + rows);
+        const uint64_t ring = static_cast<uint64_t>(t.ring64) * 64;
+        for (uint32_t r = first; r < end; r++) {
             const uint64_t at = __ldcg(all.row_src + static_cast<uint64_t>(t.row64) * 64 + r);
             const uint4 *from = reinterpret_cast<const uint4 *>(at & ~1ull);
-            uint4 *to = reinterpret_cast<uint4 *>(p.x_rows[t.macrobatch > 0]) + (static_cast<uint64_t>(t.ring64) * 64 + r) * vectors;
-            copy_row(from, to, vectors);
+            uint4 *to = reinterpret_cast<uint4 *>(p.x_rows[t.macrobatch > 0] + (ring + r) * p.x_row_bytes);
+            copy_row(from, to, p.x_row_bytes / 16);
+        }
+        __syncwarp(); /* rows' ends were copied by other lanes */
+        if (MOK_MX_SCALE == 128 && first < end)
+            turn_factors<rows>(p.x_rows[t.macrobatch > 0] + (ring + first) * p.x_row_bytes + all.hidden, ring + first, end - first);
+    }
+
+    /* Scales of this warp's rows in the ring, as floats, to where a k-block's of all rows lie beside each other. */
+    template <uint32_t Rows> __device__ __forceinline__ void turn_factors(const uint8_t *from, uint64_t to, uint32_t rows)
+    {
+        static_assert(Rows == 4, "rows of a warp are stored as one vector");
+        for (uint32_t k = lane; k < all.k_blocks; k += 32) {
+            float factor[Rows];
+#pragma unroll
+            for (uint32_t i = 0; i < Rows; i++) {
+                const uint8_t *at = from + min(i, rows - 1) * p.x_row_bytes + 4 * k;
+                factor[i] = mok_e8m0_to_f32(static_cast<uint8_t>(__ldcg(reinterpret_cast<const uint32_t *>(at))));
+            }
+            __stcg(reinterpret_cast<float4 *>(p.x_factor + static_cast<uint64_t>(k) * p.factor_rows + to),
+                   make_float4(factor[0], factor[1], factor[2], factor[3]));
         }
     }
 

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The forward's way with scales: four k-blocks' at once, so that the gather warps have little to do beside rows, and
- * consumers that begin products before they ask for anything else. What does not differ is mx.cuh's.
+ * The forward's way with scales. Those of rows are floats that lie beside each other for every k-block, and those of
+ * columns one a half of a tile, so a stage's come by two bulk copies. Of tiles whose columns have several, gather warps
+ * bring each column's, four k-blocks' at once. What does not differ from the backward is mx.cuh's.
  */
 #ifndef MOK_CUDA_MX_QUADS_CUH
 #define MOK_CUDA_MX_QUADS_CUH
+
+#include <stddef.h>
 
 #include "mx.cuh"
 
@@ -13,91 +16,58 @@ namespace mok
 namespace
 {
 
+/* Of each stage: a float a row; then struct mok_cuda_mx_pair. Behind those of all stages lie columns' scales. */
+constexpr uint32_t mx_factor_bytes = MOK_TILE_M * 4, mx_pair_bytes = sizeof(mok_cuda_mx_pair);
+constexpr uint32_t mx_part_bytes = mx_factor_bytes + mx_pair_bytes;
 /*
- * Scales of four k-blocks (a quad) lie together, in one of two sets by turns. Of a set: for each row 16 bytes, as they are
- * fetched, which become four floats; then 16 bytes a column. Of 32 columns' 512 bytes the first 256 become 64 for each k-block:
- * BF16, of columns 2 q and 2 q + 1 beyond each eighth one at 16 q, as a consumer's lane q wants them. A quad that all columns of a half have one scale for says so behind staged rows, see mx_same_place.
+ * Columns' scales are fetched for four k-blocks (a quad) at once, 16 bytes a column. Of each of the last eight stages they are BF16, which
+ * holds powers of two exactly: 64 bytes for 32 columns, of 2 q and 2 q + 1 beyond each eighth one at 16 q, as a consumer's lane q wants them.
  */
-constexpr uint32_t mx_quad = 4;
-constexpr uint32_t mx_set_bytes = mx_scale_columns + MOK_TILE_N * mx_slot;
-static_assert(mx_scale_offset + 2 * mx_set_bytes <= mx_table_offset, "sets do not fit where stages' scales were");
-
-/* The scale that all columns of the first half have in gather warp w's eyes, or 0; behind it the second half's. */
-__device__ __forceinline__ uint32_t mx_same_place(uint32_t set, uint32_t w, uint32_t k)
-{
-    return stage_offset + (4 * set + 2 * w + k / 2 % 2) * mx_row_bytes + 128 + k % 2 * 8;
-}
+constexpr uint32_t mx_quad = 4, mx_column_stages = 2 * MOK_STAGES, mx_column_bytes = MOK_TILE_N * 2;
+constexpr uint32_t mx_columns_offset = mx_scale_offset + MOK_STAGES * mx_part_bytes;
+constexpr uint32_t mx_quad_offset = mx_columns_offset + mx_column_stages * mx_column_bytes;
+static_assert(mx_quad == MOK_STAGES && mx_quad_offset + MOK_TILE_N * mx_slot <= mx_table_offset,
+              "scales do not fit where stages' scales were");
 
 struct mx_quad_gather : mx_gather {
-    uint32_t quads = 0;     /* begun so far */
-    uint32_t last_quad = 0; /* the stage's number in which the last one begins */
-
-    __device__ uint32_t scales(uint32_t set) const
+    /* The first of the four codes in a word, as BF16: all are equal. */
+    __device__ static uint32_t scale(uint32_t word)
     {
-        return b.smem + mx_scale_offset + set * mx_set_bytes;
-    }
-    /* The first of the four codes in a word: all are equal. */
-    __device__ static float scale(uint32_t word)
-    {
-        return mok_e8m0_to_f32(static_cast<uint8_t>(word));
+        return __float_as_uint(mok_e8m0_to_f32(static_cast<uint8_t>(word))) >> 16;
     }
 
-    /* Begins to fetch this thread's two rows' and four columns' scales of the quad that begins with k-block k. */
-    template <bool X> __device__ __forceinline__ void fetch(uint32_t set, uint32_t k) const
+    /* Begins to fetch this thread's four columns' scales of the quad that begins with k-block k. */
+    template <bool X> __device__ __forceinline__ void fetch(uint32_t k) const
     {
-        const uint32_t to = scales(set), count = scales_of_row<X>();
+        const uint32_t count = scales_of_row<X>();
         const uint64_t bases = X ? reinterpret_cast<uint64_t>(p.gate_scale) | reinterpret_cast<uint64_t>(p.up_scale) :
                                    reinterpret_cast<uint64_t>(p.down_scale);
         const bool whole = ((static_cast<uint32_t>(bases) | count) & 15u) == 0;
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t r = own_row() + 64 * i;
-            cp_async_16(to + mx_slot * r, row(r) + (X ? p.common.hidden : 0) + 4 * k, 16);
-        }
 #pragma unroll 1
         for (uint32_t i = 0; i < 4; i++) {
             const uint8_t *at = noted(b.smem + mx_column_offset + 8 * (thread + 64 * i)) + 4 * k;
-            const uint32_t slot = to + mx_scale_columns + mx_slot * (thread + 64 * i);
+            const uint32_t slot = b.smem + mx_quad_offset + mx_slot * (thread + 64 * i);
             if (whole) {
                 cp_async_16(slot, at, 16);
                 continue;
             }
 #pragma unroll 1
             for (uint32_t j = 0; j < 4 * mx_quad && 4 * k + j < count; j += 4)
-                if (count % 4 == 0)
-                    cp_async_4(slot + j, at + j);
-                else
-                    store_shared_4(slot + j, __ldg(at + j));
+                store_shared_4(slot + j, __ldg(at + j));
         }
     }
 
-    /* What this thread has fetched of a quad is there, and becomes floats. */
-    __device__ __forceinline__ void finish(uint32_t set) const
+    /* What this thread has fetched of the quad that begins in stage n is there, and becomes BF16. */
+    __device__ __forceinline__ void finish(uint32_t n) const
     {
-        const uint32_t at = scales(set);
-#pragma unroll
-        for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t slot = at + mx_slot * (own_row() + 64 * i);
-            const uint4 w = load_shared_16(slot);
-            store_shared_8(slot, scale(w.x), scale(w.y));
-            store_shared_8(slot + 8, scale(w.z), scale(w.w));
-        }
 #pragma unroll 1
-        for (uint32_t half = 0; half < 2; half++) {
-            const uint32_t column = at + mx_scale_columns + half * (MOK_TILE_N / 2 * mx_slot) + thread / 32 * 32 * mx_slot;
-            const uint4 one = load_shared_16(column + lane * mx_slot), two = load_shared_16(column + (64 + lane) * mx_slot);
-            const uint32_t words[2][4] = { { one.x, one.y, one.z, one.w }, { two.x, two.y, two.z, two.w } };
-            __syncwarp(); /* the floats' places are others' words' */
-#pragma unroll
-            for (uint32_t k = 0; k < mx_quad; k++) {
-                const uint32_t first = __shfl_sync(~0u, words[0][k], 0);
-                const bool same = __all_sync(~0u, words[0][k] == first && words[1][k] == first);
-                const uint32_t to = column + 64 * k + lane % 8 / 2 * 16 + lane / 8 * 4 + lane % 2 * 2;
-                store_shared_2(to, __float_as_uint(scale(words[0][k])) >> 16);
-                store_shared_2(to + 64 * mx_slot, __float_as_uint(scale(words[1][k])) >> 16);
-                if (lane == k)
-                    store_shared_4(b.smem + mx_same_place(set, thread / 32, k) + 4 * half, same ? __float_as_uint(scale(first)) : 0);
-            }
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint4 words = load_shared_16(b.smem + mx_quad_offset + mx_slot * (thread + 64 * i));
+            const uint32_t to = b.smem + mx_columns_offset + (thread + 64 * i) / 32 * 64 + lane % 8 / 2 * 16 + lane / 8 * 4 + lane % 2 * 2;
+            store_shared_2(to + n % mx_column_stages * mx_column_bytes, scale(words.x));
+            store_shared_2(to + (n + 1) % mx_column_stages * mx_column_bytes, scale(words.y));
+            store_shared_2(to + (n + 2) % mx_column_stages * mx_column_bytes, scale(words.z));
+            store_shared_2(to + (n + 3) % mx_column_stages * mx_column_bytes, scale(words.w));
         }
     }
 
@@ -106,49 +76,84 @@ struct mx_quad_gather : mx_gather {
     {
         cp_async_wait<Behind>();
         if (k % mx_quad == 0)
-            finish(quads % 2);
+            finish(n);
         gather_landed(b, n % MOK_STAGES, lane);
     }
 
-    /* All stages of a task whose tile begins at `column`. */
-    template <bool X> __device__ __forceinline__ void fill(const task &t, uint32_t column)
+    /* This warp's part of a stage's scales that are as consumers want them: the rows', or the pair of its columns. */
+    __device__ bool brings_rows() const
+    {
+        return thread / 32 == 0;
+    }
+    __device__ uint32_t part_bytes() const
+    {
+        return brings_rows() ? mx_factor_bytes : mx_pair_bytes;
+    }
+    __device__ __forceinline__ void bring(uint64_t &from, uint32_t n) const
+    {
+        const uint32_t to = b.smem + mx_scale_offset + n % MOK_STAGES * mx_part_bytes + (brings_rows() ? 0 : mx_factor_bytes);
+        bulk_load(to, reinterpret_cast<const void *>(from), part_bytes(), b.full(n % MOK_STAGES));
+        from += brings_rows() ? 4 * p.factor_rows : mx_pair_bytes;
+    }
+
+    /* All stages of a task whose columns have one scale a half. */
+    __device__ __forceinline__ void fill_even(uint64_t from, uint32_t k_blocks)
+    {
+        if (lane == 0)
+            for (pipeline at = pipe; at.n != pipe.n + k_blocks; at.n++) {
+                mbar_wait(b.empty(at.stage()), at.phase() ^ 1u);
+                mbar_expect(b.full(at.stage()), part_bytes());
+                bring(from, at.n);
+            }
+        __syncwarp();
+        pipe.n += k_blocks;
+    }
+
+    /* The same of any weights, once it is noted where each column's scales begin. */
+    template <bool X> __device__ __forceinline__ void fill_uneven(uint64_t from)
     {
         const uint32_t k_blocks = X ? p.common.k_blocks : p.h_blocks;
-        note_columns<X>(t, column);
-        bool owed = false; /* the stage before has not been reported */
 #pragma unroll 1
         for (uint32_t k = 0; k < k_blocks; k++, pipe.n++) {
             const uint32_t stage = pipe.stage();
-            if (owed && !__all_sync(~0u, mbar_test(b.empty(stage), pipe.phase() ^ 1u))) {
-                land<0>(pipe.n - 1, k - 1);
-                owed = false;
-            }
             mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
-            if (k % mx_quad == 0) {
-                /* the set is free once the quad before the last has been read */
-                if (pipe.n - last_quad < MOK_STAGES - 1 && last_quad > 0)
-                    mbar_wait(b.empty((last_quad - 1) % MOK_STAGES), (last_quad - 1) / MOK_STAGES & 1u);
-                last_quad = pipe.n;
-                fetch<X>(++quads % 2, k);
+            if (lane == 0) {
+                mbar_expect_bytes(b.full(stage), part_bytes());
+                bring(from, pipe.n);
             }
+            if (k % mx_quad == 0)
+                fetch<X>(k);
             cp_async_commit();
-            if (owed)
+            if (k > 0)
                 land<1>(pipe.n - 1, k - 1);
-            owed = true;
         }
         land<0>(pipe.n - 1, k_blocks - 1);
+    }
+
+    /* All stages of a task that multiplies x, or h. Its rows' scales are there. */
+    template <bool X> __device__ __forceinline__ void fill(const task &t)
+    {
+        const uint32_t tiles = X ? p.tiles : p.common.down_tiles, tile = b.column(t, tiles);
+        const uint32_t k_blocks = X ? p.common.k_blocks : p.h_blocks;
+        const mok_cuda_mx_pair *pairs = (X ? p.gate_up_pairs : p.down_pairs) + (t.expert * tiles + tile) * k_blocks;
+        const float *rows = (X ? p.x_factor : p.h_factor) + t.ring64 * 64 + b.row_first(t);
+        const uint64_t from = brings_rows() ? reinterpret_cast<uint64_t>(rows) : reinterpret_cast<uint64_t>(pairs);
+        const uint32_t uneven = __ldcg(&pairs->uneven);
+        fence_async(); /* rows' scales were stored by ordinary instructions */
+        if (uneven == 0)
+            return fill_even(from, k_blocks);
+        note_columns<X>(t, tile * (X ? MOK_TILE_N / 2 : MOK_TILE_N));
+        fill_uneven<X>(from);
     }
 };
 
 struct mx_quad_consumer : mx_consumer_base {
-    uint32_t position = mx_quad; /* of a k-block among mx_quad_gather's quads */
-
-    /* sum += part times the scales of its rows and of its columns, which begin at `columns`, 32 of them every 512 bytes. */
+    /* sum += part times the scales of its rows and of its columns, which begin at `columns`, 32 of them every 64 bytes. */
     __device__ __forceinline__ void promote(float *sum, const float (&part)[64], float upper, float lower, uint32_t columns) const
     {
 #pragma unroll
         for (uint32_t j = 0; j < 16; j += 4) {
-            const uint4 v = load_shared_16(columns + j / 4 * (32 * mx_slot));
+            const uint4 v = load_shared_16(columns + j / 4 * 64);
             const uint32_t words[4] = { v.x, v.y, v.z, v.w };
 #pragma unroll
             for (uint32_t i = 4 * j; i < 4 * j + 16; i += 4) {
@@ -191,6 +196,15 @@ struct mx_quad_consumer : mx_consumer_base {
             settle(part[i]);
     }
 
+    /* Whether the stage of pipe is there; else `pending` goes out, since it may wait for rows whose pull waits behind a task that waits for this. */
+    __device__ __forceinline__ void await(bool ready)
+    {
+        if (__all_sync(~0u, ready))
+            return;
+        deliver();
+        mbar_wait(b.full(pipe.stage()), pipe.phase());
+    }
+
     /*
      * d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. The other group's
      * products hide what this one does between its own, as long as that is shorter than they are: so products begin first, and
@@ -198,73 +212,67 @@ struct mx_quad_consumer : mx_consumer_base {
      */
     __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks)
     {
-        const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
-        const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
-        const uint32_t row = mx_slot * (warp * 16 + lane / 4), column = mx_scale_columns + 16 * (lane % 4);
-        bool ready = mbar_test(b.full(pipe.stage()), pipe.phase());
+        await(mbar_test(b.full(pipe.stage()), pipe.phase()));
+        const uint32_t uneven = load_shared_4(scales_of(pipe.stage()) + mx_factor_bytes + offsetof(mok_cuda_mx_pair, uneven));
 #pragma unroll
         for (uint32_t i = 0; i < 128; i++)
             d[i] = 0.0f;
+        if (uneven != 0)
+            multiply_of<false>(d, k_blocks);
+        else
+            multiply_of<true>(d, k_blocks);
+    }
+    __device__ __forceinline__ uint32_t scales_of(uint32_t stage) const
+    {
+        return b.smem + mx_scale_offset + stage * mx_part_bytes;
+    }
+
+    /* Even: all columns of a half have one scale. */
+    template <bool Even> __device__ __forceinline__ void multiply_of(float (&d)[128], uint32_t k_blocks)
+    {
+        const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
+        const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
+        const uint32_t row = 4 * (warp * 16 + lane / 4), column = b.smem + mx_columns_offset + 16 * (lane % 4);
+        bool ready = true;
 #pragma unroll 1
-        for (const uint32_t last = pipe.n + k_blocks; pipe.n != last; position++) {
-            const uint32_t stage = pipe.stage(), set = position / mx_quad % 2, k = position % mx_quad;
-            const uint32_t scales = b.smem + mx_scale_offset + set * mx_set_bytes;
+        for (const uint32_t last = pipe.n + k_blocks; pipe.n != last;) {
+            const uint32_t stage = pipe.stage(), scales = scales_of(stage);
             const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
-            if (!__all_sync(~0u, ready)) {
-                deliver(); /* the stage may wait for rows whose pull waits behind a task that waits for this */
-                mbar_wait(b.full(stage), pipe.phase());
-            }
+            await(ready);
             float part[64];
             begin(part, at, bt);
             deliver(); /* while the tensor cores are busy; at most once a task */
-            const float upper = __uint_as_float(load_shared_4(scales + row + 4 * k));
-            const float lower = __uint_as_float(load_shared_4(scales + row + 4 * k + 8 * mx_slot));
-            const uint2 same = load_shared_8(b.smem + mx_same_place(set, 0, k)), other = load_shared_8(b.smem + mx_same_place(set, 1, k));
+            const float upper = __uint_as_float(load_shared_4(scales + row)), lower = __uint_as_float(load_shared_4(scales + row + 8 * 4));
+            const uint2 same = Even ? load_shared_8(scales + mx_factor_bytes) : make_uint2(0, 0);
             const float s0 = __uint_as_float(same.x), s1 = __uint_as_float(same.y);
-            if (same.x != 0 && same.y != 0 && same.x == other.x && same.y == other.y) {
-                end(part);
+            const uint32_t columns = column + pipe.n % mx_column_stages * mx_column_bytes;
+            end(part);
+            if (Even)
                 promote_same(d, part, __fmul_rn(upper, s0), __fmul_rn(lower, s0));
-                begin(part, at, bt + MOK_B_BYTES / 32);
-                pipe.n++;
-                ready = mbar_test(b.full(pipe.stage()), pipe.phase());
-                end(part);
+            else
+                promote(d, part, upper, lower, columns);
+            begin(part, at, bt + MOK_B_BYTES / 32);
+            pipe.n++;
+            ready = mbar_test(b.full(pipe.stage()), pipe.phase());
+            end(part);
+            if (Even) {
                 __syncwarp(); /* all lanes have what they read of the scales: the first half's sums needed it */
                 release(stage);
                 promote_same(d + 64, part, __fmul_rn(upper, s1), __fmul_rn(lower, s1));
             } else {
-                const uint32_t columns = scales + column + 64 * k;
-                end(part);
-                promote(d, part, upper, lower, columns);
-                begin(part, at, bt + MOK_B_BYTES / 32);
-                pipe.n++;
-                ready = mbar_test(b.full(pipe.stage()), pipe.phase());
-                end(part);
-                promote(d + 64, part, upper, lower, columns + MOK_TILE_N / 2 * mx_slot);
+                promote(d + 64, part, upper, lower, columns + mx_column_bytes / 2);
                 /* the arrival must not overtake the loads: the vote needs what the last one brought; no sum is this NaN */
                 if (__all_sync(~0u, __float_as_uint(d[127]) != 0x7fc12345u))
                     release(stage);
             }
         }
-        end_quads();
-    }
-
-    /* As consumer_base's. */
-    __device__ void skip(uint32_t k_blocks)
-    {
-        consumer_base::skip(k_blocks);
-        position += k_blocks;
-        end_quads();
-    }
-    __device__ void end_quads()
-    {
-        position = (position + mx_quad - 1) / mx_quad * mx_quad;
     }
 
     /*
-     * Quantises eight rows' 128 columns of h into this warp's staging; the four scales go to `scale` of lane's row.
-     * h[2 j + e]: column 8 j + 2 (lane % 4) + e of row lane / 4 + 8 half.
+     * Quantises eight rows' 128 columns of h into this warp's staging; the four scales go to `scale` of lane's row, and as a
+     * float to `factor`. h[2 j + e]: column 8 j + 2 (lane % 4) + e of row lane / 4 + 8 half.
      */
-    __device__ __forceinline__ void quantise(const float (&h)[32], uint32_t half, uint8_t *scale) const
+    __device__ __forceinline__ void quantise(const float (&h)[32], uint32_t half, uint8_t *scale, float *factor) const
     {
         const uint32_t at = results() + (lane / 4 + 8 * half) * mx_row_bytes + 2 * (lane % 4);
         float most = 0.0f, odd = 0.0f;
@@ -295,8 +303,10 @@ struct mx_quad_consumer : mx_consumer_base {
                 store_shared_2(at + 8 * j, mx_codes(h[2 * j], h[2 * j + 1], inverse));
         }
         const uint64_t to = __shfl_sync(~0u, reinterpret_cast<uint64_t>(scale), lane / 4 + 8 * half);
-        if (to != 0 && lane % 4 == 0)
+        if (to != 0 && lane % 4 == 0) {
             __stcg(reinterpret_cast<uint32_t *>(to), code * 0x01010101u);
+            __stcg(factor + lane / 4 + 8 * half, mok_e8m0_to_f32(code));
+        }
     }
 };
 

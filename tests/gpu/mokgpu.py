@@ -2,6 +2,9 @@
 import ctypes, os
 import torch
 
+# H, I, experts, K of one rank alone
+SHAPES = {"kimi": (7168, 2048, 8, 8), "glm": (6144, 2048, 8, 8), "qwen": (4096, 1024, 10, 10), "dsv4": (7168, 3072, 6, 6),
+          "mixtral": (4096, 14336, 8, 2), "qwen3-30b": (2048, 768, 128, 8)}
 P, U32, U64, F = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_float
 
 
