@@ -110,6 +110,12 @@ static int check_spec(const struct mok_layer_spec *spec, struct mok_message *mes
     if (mok_spec_mxfp8_wgrad(spec) && spec->precision == MOK_BF16)
         return fail(message, -MOK_EDTYPE, "wgrad_precision = %u (mxfp8) is of MXFP8 layers, not of precision = %u (bf16)",
                     spec->wgrad_precision, spec->precision);
+    if ((r = check_range("transposed_weights", spec->transposed_weights, 0, 1, message)) < 0)
+        return r;
+    if (spec->transposed_weights && spec->precision != MOK_MXFP8_PER128)
+        return fail(message, -MOK_EDTYPE,
+                    "transposed_weights = %u is of layers of precision %u (mxfp8 per128) alone, not of %u",
+                    spec->transposed_weights, MOK_MXFP8_PER128, spec->precision);
     if (!isfinite(spec->clamp) || spec->clamp < 0)
         return fail(message, -MOK_ERANGE, "clamp = %g is not 0 (none) or a finite positive limit",
                     (double)spec->clamp);

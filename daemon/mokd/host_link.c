@@ -36,6 +36,7 @@ struct connection {
     struct mokd_host_links *links;
     enum { STRANGER, GREETING, UP, GONE } state;
     uint32_t node;
+    bool ending; /* we have said goodbye: how it ends is nobody's news */
     int fd;
     uint64_t since_ns;
     uv_poll_t poll;
@@ -74,6 +75,21 @@ static void connection_closed(uv_handle_t *handle)
     release(links);
 }
 
+/* Nobody is told. */
+static void connection_close(struct connection *connection)
+{
+    struct mokd_host_links *links = connection->links;
+
+    if (connection->state == UP)
+        links->up[connection->node] = NULL;
+    links->strangers -= connection->state == STRANGER;
+    connection->state = GONE;
+    TAILQ_REMOVE(&links->connections, connection, link);
+    uv_poll_stop(&connection->poll);
+    uv_close((uv_handle_t *)&connection->poll, connection_closed);
+    connection->fd = mok_close(connection->fd);
+}
+
 static void connection_end(struct connection *connection, const char *reason)
 {
     struct mokd_host_links *links = connection->links;
@@ -81,16 +97,8 @@ static void connection_end(struct connection *connection, const char *reason)
 
     if (connection->state == GONE)
         return;
-    links->strangers -= connection->state == STRANGER;
-    connection->state = GONE;
-    TAILQ_REMOVE(&links->connections, connection, link);
-    uv_poll_stop(&connection->poll);
-    uv_close((uv_handle_t *)&connection->poll, connection_closed);
-    connection->fd = mok_close(connection->fd);
-    if (!was_up)
-        return;
-    links->up[connection->node] = NULL;
-    if (links->handlers)
+    connection_close(connection);
+    if (was_up && !connection->ending && links->handlers)
         links->handlers->down(links->cookie, connection->node, reason);
 }
 
@@ -121,6 +129,20 @@ int mokd_host_hand(struct mokd_host_links *links, uint32_t node, const Mok__Hand
     packet.body_case = MOK__HANDLE_PACKET__BODY_HANDLE;
     packet.handle = (Mok__Handle *)handle;
     return transmit(links->up[node], &packet, &fd, 1);
+}
+
+void mokd_host_goodbye(struct mokd_host_links *links, uint32_t node, Mok__GoodbyeReason reason)
+{
+    Mok__HandlePacket packet = MOK__HANDLE_PACKET__INIT;
+    Mok__HandleGoodbye body = MOK__HANDLE_GOODBYE__INIT;
+
+    if (!mokd_host_is_linked(links, node) || links->up[node]->ending)
+        return;
+    body.reason = reason;
+    packet.body_case = MOK__HANDLE_PACKET__BODY_GOODBYE;
+    packet.goodbye = &body;
+    transmit(links->up[node], &packet, NULL, 0);
+    links->up[node]->ending = true;
 }
 
 /* ------------------------------------------------------------------ getting to know each other */
@@ -191,6 +213,15 @@ static void take_handle(struct connection *connection, const Mok__Handle *handle
     links->handlers->handle(links->cookie, connection->node, handle, mok_wire_fds_take(fds, 0));
 }
 
+static void take_goodbye(struct connection *connection, const Mok__HandleGoodbye *goodbye)
+{
+    struct mokd_host_links *links = connection->links;
+
+    connection_close(connection);
+    if (!connection->ending)
+        links->handlers->left(links->cookie, connection->node, (Mok__GoodbyeReason)goodbye->reason);
+}
+
 static void take_packet(struct connection *connection, const Mok__HandlePacket *packet, struct mok_wire_fds *fds)
 {
     if (connection->state == STRANGER && packet->body_case == MOK__HANDLE_PACKET__BODY_HELLO)
@@ -199,8 +230,21 @@ static void take_packet(struct connection *connection, const Mok__HandlePacket *
         become_up(connection, connection->node);
     else if (connection->state == UP && packet->body_case == MOK__HANDLE_PACKET__BODY_HANDLE)
         take_handle(connection, packet->handle, fds);
+    else if (connection->state == UP && packet->body_case == MOK__HANDLE_PACKET__BODY_GOODBYE)
+        take_goodbye(connection, packet->goodbye);
     else
         connection_end(connection, "sent what has no place here");
+}
+
+/*
+ * A peer that closes what it has not read makes the kernel say so once, before what the peer has sent: its last word is
+ * behind that.
+ */
+static int receive(struct connection *connection, ProtobufCMessage **ret, struct mok_wire_fds *fds)
+{
+    int r = mok_wire_recv(connection->fd, &mok__handle_packet__descriptor, ret, fds);
+
+    return r == 0 ? mok_wire_recv(connection->fd, &mok__handle_packet__descriptor, ret, fds) : r;
 }
 
 static bool read_one(struct connection *connection)
@@ -208,7 +252,7 @@ static bool read_one(struct connection *connection)
     _cleanup_wire_fds_ struct mok_wire_fds fds = MOK_WIRE_FDS_INIT;
     bool known = connection->state == UP; /* others get no descriptor in */
     ProtobufCMessage *message = NULL;
-    int r = mok_wire_recv(connection->fd, &mok__handle_packet__descriptor, &message, known ? &fds : NULL);
+    int r = receive(connection, &message, known ? &fds : NULL);
 
     if (r == -MOK_EAGAIN)
         return false;
@@ -225,7 +269,9 @@ static void on_ready(uv_poll_t *poll, int status, int events)
 {
     struct connection *connection = poll->data;
 
-    if (status < 0) {
+    if (status < 0) { /* libuv watches it no more: all that is there is read now */
+        while (read_one(connection))
+            ;
         connection_end(connection, "its daemon closed the link");
         return;
     }

@@ -18,8 +18,9 @@ struct mokd_host_links;
 
 struct mokd_host_handlers {
     void (*up)(void *cookie, uint32_t node);
-    /* Only after `up`. */
+    /* After `up` one of these two: the link broke, or was closed without a word; or the peer said why it ends it. */
     void (*down)(void *cookie, uint32_t node, const char *reason);
+    void (*left)(void *cookie, uint32_t node, Mok__GoodbyeReason reason);
     /* The descriptor is the handler's. */
     void (*handle)(void *cookie, uint32_t node, const Mok__Handle *handle, int fd);
 };
@@ -38,7 +39,12 @@ void mokd_host_offer(struct mokd_host_links *links, uint32_t node, const char *n
 int mokd_host_accept_offer(struct mokd_host_links *links, uint32_t node, const char *path, const uint8_t *token,
                            size_t token_bytes, struct mokd_error *error);
 bool mokd_host_is_linked(const struct mokd_host_links *links, uint32_t node);
-/* The peer is lost. */
+/*
+ * The last word to a peer, behind all that was handed to it: so it knows why, whichever it sees first, the end of the link
+ * or what the mesh says. Nothing where there is no link.
+ */
+void mokd_host_goodbye(struct mokd_host_links *links, uint32_t node, Mok__GoodbyeReason reason);
+/* The peer is lost, or leaves. */
 void mokd_host_forget(struct mokd_host_links *links, uint32_t node);
 int mokd_host_hand(struct mokd_host_links *links, uint32_t node, const Mok__Handle *handle, int fd);
 

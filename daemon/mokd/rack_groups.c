@@ -101,7 +101,7 @@ static void lose(struct mokd_rack_groups *groups, uint32_t node, const char *rea
     mok_log(MOK_LOG_ERROR, "rack", "groups with a node end", "node=%s error=\"%s\"",
             group_node_name(&groups->node, node), reason);
     forget_backlog(&groups->peer[node]);
-    mokd_host_forget(groups->links, node); /* its side ends the same groups by that */
+    mokd_rack_unlink(groups, node, MOK__GOODBYE_REASON__GOODBYE_LOST); /* its side ends the same groups by that */
     snprintf(text, sizeof(text), "was lost: %s", reason);
     group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
 }
@@ -359,7 +359,15 @@ static void on_state(void *cookie, uint32_t node, enum rack_state before, enum r
     forget_backlog(&groups->peer[node]);
     group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
     mokd_early_forget(&groups->early, 0, node);
-    mokd_host_forget(groups->links, node);
+    mokd_rack_unlink(groups, node, MOK__GOODBYE_REASON__GOODBYE_LOST);
+}
+
+static void on_goodbye(void *cookie, uint32_t node, Mok__GoodbyeReason reason)
+{
+    struct mokd_server *server = cookie;
+
+    if (server->rack_groups)
+        mokd_host_goodbye(server->rack_groups->links, node, reason);
 }
 
 static void on_drained(void *cookie, uint32_t node)
@@ -374,6 +382,7 @@ const struct rack_handlers mokd_rack_groups_handlers = {
     .message = on_message,
     .state = on_state,
     .drained = on_drained,
+    .goodbye = on_goodbye,
 };
 
 static void tick(uv_timer_t *timer)

@@ -43,6 +43,8 @@ void mokd_rack_send(void *cookie, uint32_t node, const Mok__GroupMessage *messag
 extern const struct mokd_host_handlers mokd_rack_host_handlers; /* the cookie: the groups */
 /* A peer is up, or has not been found on this host for a while: it is asked, if that is ours to do. */
 void mokd_rack_offer(struct mokd_rack_groups *groups, uint32_t node);
+/* The link to a node of this host ends for that reason, which is said there if the node knows how to listen. */
+void mokd_rack_unlink(struct mokd_rack_groups *groups, uint32_t node, Mok__GoodbyeReason reason);
 /* True: the message was about paths and handles. */
 bool mokd_rack_paths_message(struct mokd_rack_groups *groups, uint32_t node, const Mok__GroupMessage *message);
 /* A path has come or gone, or time has passed. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "rack/frame.h"
 #include "rack_groups_internal.h"
 
 /* A peer that is not on this host is asked again now and then: a path may have become visible. */
@@ -35,24 +36,53 @@ static void link_up(void *cookie, uint32_t node)
     mokd_rack_look_at_groups(groups);
 }
 
-/* A daemon that dies closes it before its heartbeats are missed. */
-static void link_down(void *cookie, uint32_t node, const char *reason)
+/* Before the mesh knows of it, or at the same time. */
+static void end_groups_of(struct mokd_rack_groups *groups, uint32_t node, const char *reason)
 {
-    struct mokd_rack_groups *groups = cookie;
     struct mokd_group *group, *next;
-    char text[160];
+    char text[2 * RACK_MAX_TEXT];
 
     for (group = TAILQ_FIRST(&groups->server->groups); group; group = next) {
         next = TAILQ_NEXT(group, link);
         for (uint32_t rank = 0; group->span && rank < group->size; rank++) {
             if (group->span->roster->rank[rank].node != node)
                 continue;
-            snprintf(text, sizeof(text), "rank %u is gone: node %.63s: %.40s", rank,
+            snprintf(text, sizeof(text), "rank %u is gone: node %s %s", rank,
                      group_node_name(&groups->node, node), reason);
             mokd_group_fail(group, rank, text);
             break;
         }
     }
+}
+
+/* A daemon that dies closes it before its heartbeats are missed. */
+static void link_down(void *cookie, uint32_t node, const char *reason)
+{
+    char text[RACK_MAX_TEXT];
+
+    snprintf(text, sizeof(text), "was lost: %s", reason);
+    end_groups_of(cookie, node, text);
+}
+
+static void link_left(void *cookie, uint32_t node, Mok__GoodbyeReason reason)
+{
+    struct mokd_rack_groups *groups = cookie;
+    char text[RACK_MAX_TEXT], why[RACK_MAX_TEXT];
+
+    rack_goodbye_text(reason, group_node_name(&groups->node, node),
+                      group_node_name(&groups->node, groups->node.self), why);
+    snprintf(text, sizeof(text), "%s: %.230s", reason == MOK__GOODBYE_REASON__GOODBYE_LOST ? "was lost" : "has left",
+             why);
+    end_groups_of(groups, node, text);
+}
+
+void mokd_rack_unlink(struct mokd_rack_groups *groups, uint32_t node, Mok__GoodbyeReason reason)
+{
+    struct rack_node_info info;
+
+    if (rack_info(groups->server->rack, node, &info) == 0 && info.protocol >= RACK_PROTOCOL_GOODBYE)
+        mokd_host_goodbye(groups->links, node, reason);
+    mokd_host_forget(groups->links, node);
 }
 
 /* Takes the descriptor. */
@@ -84,7 +114,12 @@ static void link_handle(void *cookie, uint32_t node, const Mok__Handle *handle, 
     take_handle(cookie, node, handle, fd);
 }
 
-const struct mokd_host_handlers mokd_rack_host_handlers = { .up = link_up, .down = link_down, .handle = link_handle };
+const struct mokd_host_handlers mokd_rack_host_handlers = {
+    .up = link_up,
+    .down = link_down,
+    .left = link_left,
+    .handle = link_handle,
+};
 
 /* Of two nodes the one whose name comes first offers, the other connects. */
 static bool offers(const struct mokd_rack_groups *groups, uint32_t node)

@@ -34,6 +34,12 @@ struct rack_op *rack_ops_pop(struct rack_ops *ops)
     return op;
 }
 
+void rack_ops_append(struct rack_ops *ops, struct rack_ops *more)
+{
+    for (struct rack_op *op; (op = rack_ops_pop(more));)
+        rack_ops_push(ops, op);
+}
+
 void rack_op_free(struct rack_op *op)
 {
     if (!op)
@@ -134,14 +140,18 @@ int rack_link_add(struct rack_link *link, uint32_t slot, uint32_t serial, const 
     return 0;
 }
 
-/* With the mutex held: drops what the thread has not taken yet of a peer. */
-static void purge(struct rack_link *link, uint32_t slot)
+/* With the mutex held: drops what the thread has not taken yet of a peer, but for messages that `spared` is there for. */
+static void purge(struct rack_link *link, uint32_t slot, struct rack_ops *spared)
 {
     struct rack_ops kept = { 0 };
 
     for (struct rack_op *op; (op = rack_ops_pop(&link->ops));) {
         if (op->slot != slot) {
             rack_ops_push(&kept, op);
+            continue;
+        }
+        if (op->kind == RACK_OP_SEND && spared) {
+            rack_ops_push(spared, op);
             continue;
         }
         if (op->kind == RACK_OP_SEND) {
@@ -157,7 +167,7 @@ static void purge(struct rack_link *link, uint32_t slot)
 void rack_link_remove(struct rack_link *link, uint32_t slot)
 {
     pthread_mutex_lock(&link->mutex);
-    purge(link, slot);
+    purge(link, slot, link->remove[slot] ? NULL : &link->last_words[slot]);
     link->remove[slot] = true;
     kick(link);
     pthread_mutex_unlock(&link->mutex);
@@ -166,7 +176,7 @@ void rack_link_remove(struct rack_link *link, uint32_t slot)
 void rack_link_reset(struct rack_link *link, uint32_t slot)
 {
     pthread_mutex_lock(&link->mutex);
-    purge(link, slot);
+    purge(link, slot, NULL);
     link->reset[slot] = true;
     kick(link);
     pthread_mutex_unlock(&link->mutex);
@@ -315,6 +325,7 @@ void rack_link_stop(struct rack_link *link)
     for (size_t i = 0; i < RACK_MAX_NODES; i++) {
         drop_ops(&link->connections[i].queue);
         rack_op_free(link->connections[i].beat);
+        drop_ops(&link->last_words[i]);
     }
     explicit_bzero(link->config.secret_key, sizeof(link->config.secret_key));
     rack_items_clear(&link->inbox);

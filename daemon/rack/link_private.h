@@ -27,6 +27,7 @@ struct rack_ops {
 };
 void rack_ops_push(struct rack_ops *ops, struct rack_op *op);
 struct rack_op *rack_ops_pop(struct rack_ops *ops);
+void rack_ops_append(struct rack_ops *ops, struct rack_ops *more); /* which is empty then */
 void rack_op_free(struct rack_op *op);
 
 struct rack_items {
@@ -78,6 +79,7 @@ struct rack_link {
     struct rack_load load[RACK_MAX_NODES];
     struct rack_link_stats stats;
     bool reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
+    struct rack_ops last_words[RACK_MAX_NODES]; /* to who is to be removed */
     bool kicked, woken, inbox_full, leave, stop;
     uint64_t rounds; /* turns of the thread; written by it alone, read without the mutex */
 

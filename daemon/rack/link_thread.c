@@ -30,7 +30,7 @@ __attribute__((visibility("default"))) const char *__tsan_default_suppressions(v
 }
 #endif
 
-/* ------------------------------------------------------------------ what the loop asks */
+/* ------------------------------------------------------------------ sending */
 
 /* How much of a peer's load is gone. */
 struct relief {
@@ -72,6 +72,40 @@ static void relieve(struct rack_link *link, uint32_t slot, struct relief relief)
     pthread_mutex_unlock(&link->mutex);
 }
 
+static bool send_op(struct rack_connection *connection, const struct rack_op *op)
+{
+    return zmq_send(connection->dealer, op->bytes, op->size, ZMQ_DONTWAIT) >= 0;
+}
+
+/* The beat first. True: there was more than a batch, and the socket would take it. */
+static bool send_some(struct rack_link *link, struct rack_connection *connection)
+{
+    struct relief relief = { 0 };
+    bool blocked = false;
+
+    if (connection->beat) {
+        blocked = !send_op(connection, connection->beat);
+        if (!blocked) {
+            rack_op_free(connection->beat);
+            connection->beat = NULL;
+        }
+    }
+    while (!blocked && connection->queue.first && relief.messages < SEND_BATCH) {
+        blocked = !send_op(connection, connection->queue.first);
+        if (blocked)
+            break;
+        struct rack_op *op = rack_ops_pop(&connection->queue);
+        relief.messages++;
+        relief.bytes += op->size;
+        rack_op_free(op);
+    }
+    if (relief.messages > 0 || connection->owes_word)
+        relieve(link, connection->slot, relief);
+    return !blocked && connection->queue.first;
+}
+
+/* ------------------------------------------------------------------ what the loop asks */
+
 static void add(struct rack_link *link, const struct rack_op *op)
 {
     struct rack_connection *connection = &link->connections[op->slot];
@@ -105,11 +139,22 @@ static void run_op(struct rack_link *link, struct rack_op *op)
     rack_op_free(op);
 }
 
-static void run_flags(struct rack_link *link, const bool *reset, const bool *removed)
+/* What the socket takes now, ZeroMQ sends within a moment after the close. */
+static void part(struct rack_link *link, struct rack_connection *connection, struct rack_ops *last_words)
+{
+    rack_ops_append(&connection->queue, last_words);
+    while (connection->dealer && connection->connected && send_some(link, connection))
+        ;
+    rack_connection_linger(connection, RACK_GOODBYE_MS);
+}
+
+static void run_flags(struct rack_link *link, const bool *reset, const bool *removed, struct rack_ops *last_words)
 {
     for (uint32_t slot = 0; slot < RACK_MAX_NODES; slot++) {
         struct rack_connection *connection = &link->connections[slot];
         struct relief relief = { 0 };
+        if (removed[slot])
+            part(link, connection, &last_words[slot]);
         if (!connection->used || !(reset[slot] || removed[slot]))
             continue;
         drop_queue(connection, &relief);
@@ -127,6 +172,7 @@ static void run_flags(struct rack_link *link, const bool *reset, const bool *rem
 static bool take_ops(struct rack_link *link)
 {
     bool reset[RACK_MAX_NODES], removed[RACK_MAX_NODES];
+    struct rack_ops last_words[RACK_MAX_NODES];
     uint64_t count;
 
     ssize_t n = read(link->kick, &count, sizeof(count));
@@ -136,49 +182,17 @@ static bool take_ops(struct rack_link *link)
     link->ops = (struct rack_ops){ 0 };
     memcpy(reset, link->reset, sizeof(reset));
     memcpy(removed, link->remove, sizeof(removed));
+    memcpy(last_words, link->last_words, sizeof(last_words));
+    memset(link->last_words, 0, sizeof(link->last_words));
     memset(link->reset, 0, sizeof(link->reset));
     memset(link->remove, 0, sizeof(link->remove));
     link->kicked = false;
     bool stop = link->stop;
     pthread_mutex_unlock(&link->mutex);
-    run_flags(link, reset, removed);
+    run_flags(link, reset, removed, last_words);
     for (struct rack_op *op; (op = rack_ops_pop(&ops));)
         run_op(link, op);
     return !stop;
-}
-
-/* ------------------------------------------------------------------ sending */
-
-static bool send_op(struct rack_connection *connection, const struct rack_op *op)
-{
-    return zmq_send(connection->dealer, op->bytes, op->size, ZMQ_DONTWAIT) >= 0;
-}
-
-/* The beat first. True: there was more than a batch, and the socket would take it. */
-static bool send_some(struct rack_link *link, struct rack_connection *connection)
-{
-    struct relief relief = { 0 };
-    bool blocked = false;
-
-    if (connection->beat) {
-        blocked = !send_op(connection, connection->beat);
-        if (!blocked) {
-            rack_op_free(connection->beat);
-            connection->beat = NULL;
-        }
-    }
-    while (!blocked && connection->queue.first && relief.messages < SEND_BATCH) {
-        blocked = !send_op(connection, connection->queue.first);
-        if (blocked)
-            break;
-        struct rack_op *op = rack_ops_pop(&connection->queue);
-        relief.messages++;
-        relief.bytes += op->size;
-        rack_op_free(op);
-    }
-    if (relief.messages > 0 || connection->owes_word)
-        relieve(link, connection->slot, relief);
-    return !blocked && connection->queue.first;
 }
 
 /* ------------------------------------------------------------------ receiving */

@@ -9,6 +9,7 @@
 #include "util.h"
 
 #define NS_PER_MS 1000000u
+#define RACK_LOST_US "it has lost this node"
 /* A round trip beyond this is a lie or a machine that was stopped, and no measurement. */
 #define MAX_RTT_NS (60 * INT64_C(1000000000))
 
@@ -17,6 +18,16 @@ const char *rack_state_text(enum rack_state state)
     static const char *const texts[] = { "unknown", "up", "suspect", "lost", "left" };
 
     return (unsigned)state < ARRAY_SIZE(texts) ? texts[state] : "?";
+}
+
+void rack_goodbye_text(Mok__GoodbyeReason reason, const char *from, const char *to, char *ret)
+{
+    if (reason == MOK__GOODBYE_REASON__GOODBYE_REMOVED)
+        snprintf(ret, RACK_MAX_TEXT, "node %s was removed from the configuration of node %s", to, from);
+    else if (reason == MOK__GOODBYE_REASON__GOODBYE_LOST)
+        snprintf(ret, RACK_MAX_TEXT, RACK_LOST_US);
+    else
+        snprintf(ret, RACK_MAX_TEXT, "it was stopped in order");
 }
 
 static _printf_(2, 3) void note(struct rack_peer *peer, const char *format, ...)
@@ -79,9 +90,9 @@ void rack_peer_lose(struct rack_peer *peer, const char *reason)
 }
 
 /* Nothing is wrong with it: once it is back, nothing is left to say about this. */
-static void take_leave(struct rack_peer *peer)
+static void take_leave(const struct rack_self *self, struct rack_peer *peer, const Mok__RackGoodbye *goodbye)
 {
-    note(peer, "it was stopped in order");
+    rack_goodbye_text((Mok__GoodbyeReason)goodbye->reason, peer->name, self->name, peer->error);
     peer->loss[0] = '\0';
     go_down(peer, RACK_LEFT);
 }
@@ -221,7 +232,7 @@ static enum rack_verdict hear_beat(const struct rack_self *self, struct rack_pee
     bool news = beat->epoch != peer->seen_epoch;
     peer->seen_epoch = beat->epoch;
     if (rack_peer_is_up(peer) && news) {
-        rack_peer_lose(peer, "it has lost this node");
+        rack_peer_lose(peer, RACK_LOST_US);
         return RACK_VERDICT_ANSWER;
     }
     if (peer->state == RACK_SUSPECT)
@@ -270,7 +281,7 @@ static enum rack_verdict hear_command(const struct rack_self *self, struct rack_
     }
     peer->counters.received++;
     if (frame->body_case == MOK__RACK_FRAME__BODY_GOODBYE) {
-        take_leave(peer);
+        take_leave(self, peer, frame->goodbye);
         return RACK_VERDICT_DROP;
     }
     return RACK_VERDICT_DELIVER;

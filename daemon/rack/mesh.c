@@ -240,6 +240,25 @@ static void on_tick(uv_timer_t *timer)
     }
 }
 
+/* ------------------------------------------------------------------ goodbye */
+
+/* Who speaks version 1 learns it as it learns of any other end. */
+static void say_goodbye(struct rack *rack, uint32_t index, Mok__GoodbyeReason reason)
+{
+    Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
+    Mok__RackGoodbye body = MOK__RACK_GOODBYE__INIT;
+    const struct rack_peer *peer = &rack->slots[index].peer;
+
+    if (!rack_peer_is_up(peer) || peer->version < RACK_PROTOCOL_GOODBYE)
+        return;
+    body.reason = reason;
+    frame.body_case = MOK__RACK_FRAME__BODY_GOODBYE;
+    frame.goodbye = &body;
+    rack_send(rack, index, &frame, 0);
+    if (rack->handlers.goodbye)
+        rack->handlers.goodbye(rack->cookie, index, reason);
+}
+
 /* ------------------------------------------------------------------ the inventory */
 
 static void use_config(struct rack *rack, const struct rack_config *config)
@@ -286,8 +305,11 @@ static void remove_node(struct rack *rack, uint32_t index)
 {
     struct slot *slot = &rack->slots[index];
     enum rack_state before = slot->peer.state;
+    char reason[RACK_MAX_TEXT];
 
-    rack_peer_lose(&slot->peer, "removed from the inventory");
+    say_goodbye(rack, index, MOK__GOODBYE_REASON__GOODBYE_REMOVED);
+    rack_goodbye_text(MOK__GOODBYE_REASON__GOODBYE_REMOVED, rack->self.name, slot->peer.name, reason);
+    rack_peer_lose(&slot->peer, reason);
     rack_link_remove(rack->link, index);
     slot->config.address[0] = '\0';
     if (before != slot->peer.state && rack->handlers.state)
@@ -379,19 +401,13 @@ static void on_closed(uv_handle_t *handle)
     free(rack);
 }
 
-/* Who speaks version 1 learns it as it learns of any other end. */
 void rack_leave(struct rack *rack)
 {
-    Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
-    Mok__RackGoodbye body = MOK__RACK_GOODBYE__INIT;
-
     if (!rack || rack->leaving || rack->stopped)
         return;
-    frame.body_case = MOK__RACK_FRAME__BODY_GOODBYE;
-    frame.goodbye = &body;
     for (uint32_t i = 0; i < RACK_MAX_NODES; i++)
-        if (is_peer(rack, i) && rack->slots[i].peer.version >= RACK_PROTOCOL_GOODBYE)
-            rack_send(rack, i, &frame, 0);
+        if (is_peer(rack, i))
+            say_goodbye(rack, i, MOK__GOODBYE_REASON__GOODBYE_STOPPED);
     rack->leaving = true;
     rack_link_leave(rack->link);
 }

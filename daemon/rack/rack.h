@@ -65,6 +65,8 @@ struct rack_config {
 
 enum rack_state { RACK_UNKNOWN = 0, RACK_UP = 1, RACK_SUSPECT = 2, RACK_LOST = 3, RACK_LEFT = 4 };
 const char *rack_state_text(enum rack_state state); /* "up" */
+/* What a goodbye of one node to another means, as the end of a sentence; `ret` has RACK_MAX_TEXT bytes. */
+void rack_goodbye_text(Mok__GoodbyeReason reason, const char *from, const char *to, char *ret);
 
 struct rack_counters {
     uint64_t sent, received;
@@ -105,6 +107,8 @@ struct rack_handlers {
     void (*state)(void *cookie, uint32_t node, enum rack_state before, enum rack_state now, const char *reason);
     void (*added)(void *cookie, uint32_t node);   /* by a reload */
     void (*removed)(void *cookie, uint32_t node); /* by a reload */
+    /* A peer that is up has been said goodbye to: whoever has other ways to it says it there too. */
+    void (*goodbye)(void *cookie, uint32_t node, Mok__GoodbyeReason reason);
     /* There is room again for a peer that a send was refused for with -MOK_EAGAIN. */
     void (*drained)(void *cookie, uint32_t node);
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The backward of MXFP8 layers, host side: weights turned, the shared expert by itself, then for each macrobatch one
+ * The backward of MXFP8 layers, host side: weights turned if the client has not, the shared expert by itself, then for each macrobatch one
  * kernel for all but its weight gradients, and the BF16 backward's kernel for these. How many macrobatches there are
  * only the device knows: kernels of those that are not there find no task.
  */
@@ -61,8 +61,14 @@ static int map_kept(struct mok_engine_layer *l, const uint8_t *ring)
     return r;
 }
 
+/* Where a turned weight lies: with the client, or in the workspace. */
+static const uint8_t *turned(const struct mok_engine_layer *l, const void *given, uint64_t own)
+{
+    return l->plan.spec.transposed_weights ? given : l->private_memory + own;
+}
+
 /* Pairs of codes are mapped as BF16 elements, see mok_cuda_mx_make_maps. */
-static int map_codes(struct mok_engine_layer *l)
+static int map_codes(struct mok_engine_layer *l, const struct mok_expert_params *p)
 {
     const uint64_t hidden = l->plan.spec.hidden, inter = l->plan.spec.intermediate, experts = l->plan.local_experts;
     const struct mok_cuda_layout *layout = &l->layout;
@@ -72,9 +78,9 @@ static int map_codes(struct mok_engine_layer *l)
         const void *codes;
         uint64_t columns, rows, planes;
     } all[] = {
-        { &a->gate_t, l->private_memory + layout->gate_t, inter, hidden, experts },
-        { &a->up_t, l->private_memory + layout->up_t, inter, hidden, experts },
-        { &a->down_t, l->private_memory + layout->down_t, hidden, inter, experts },
+        { &a->gate_t, turned(l, p->gate_transposed, layout->gate_t), inter, hidden, experts },
+        { &a->up_t, turned(l, p->up_transposed, layout->up_t), inter, hidden, experts },
+        { &a->down_t, turned(l, p->down_transposed, layout->down_t), hidden, inter, experts },
         { &a->d_a, a->d_a_code, inter, l->plan.ring_rows, 1 },
         { &a->d_b, a->d_b_code, inter, l->plan.ring_rows, 1 },
     };
@@ -93,10 +99,11 @@ int mok_cuda_mx_backward_make_maps(struct mok_engine_layer *l, const struct mok_
     l->maps_made = false; /* forward's, which this has made anew */
     l->mx_backward.mx = l->mx;
     if (r == 0)
-        r = map_codes(l);
+        r = map_codes(l, p);
     return r == 0 ? map_kept(l, ring) : r;
 }
 
+/* Codes and scales; scales alone where the client has turned the codes. */
 static int turn_weights(struct mok_engine_layer *l, const struct mok_expert_params *p, void *stream)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
@@ -113,7 +120,9 @@ static int turn_weights(struct mok_engine_layer *l, const struct mok_expert_para
         .per32 = mok_cuda_is_per32(l),
         .bad_id = l->engine->now->bad_id,
     };
-    return mok_cuda_launch_turn(&a, stream) == 0 ? 0 : -MOK_EDEVICE;
+    int r = spec->transposed_weights ? mok_cuda_launch_tile_scales(&a, stream) : mok_cuda_launch_turn(&a, stream);
+
+    return r == 0 ? 0 : -MOK_EDEVICE;
 }
 
 /* The BF16 backward's kernel, for the list that `head` names. */

@@ -118,9 +118,11 @@ static void place_mx_backward(const struct mok_plan *plan, uint64_t *at, struct 
     l->d_b_code = place(at, plan->ring_rows * inter);
     l->d_a_scale = place(at, scales);
     l->d_b_scale = place(at, scales);
-    l->gate_t = place(at, experts * hidden * inter);
-    l->up_t = place(at, experts * hidden * inter);
-    l->down_t = place(at, experts * hidden * inter);
+    if (!spec->transposed_weights) {
+        l->gate_t = place(at, experts * hidden * inter);
+        l->up_t = place(at, experts * hidden * inter);
+        l->down_t = place(at, experts * hidden * inter);
+    }
     l->gate_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, inter, hidden));
     l->up_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, inter, hidden));
     l->down_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, hidden, inter));

@@ -492,6 +492,8 @@ int mok_cuda_launch_quantize_32(const struct mok_cuda_quantize_args *args, void 
 int mok_cuda_launch_mx_main_32(const struct mok_cuda_mx_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_setup_32(void);
 int mok_cuda_launch_turn(const struct mok_cuda_turn_args *args, void *stream);
+/* Scales alone; that of a tile whose rows have different ones is NaN. */
+int mok_cuda_launch_tile_scales(const struct mok_cuda_turn_args *args, void *stream);
 int mok_cuda_launch_mx_backward(const struct mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_backward_setup(void);
 int mok_cuda_launch_mx_backward_32(const struct mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream);

@@ -2,8 +2,11 @@
 /*
  * Turns MXFP8 weights, so that products along their rows find both operands side by side: 8-bit products take nothing
  * else. A tile of 128 x 128, or of 32 x 32, gets the largest scale of its rows. Where they differ, codes of the others are
- * rounded anew: only values below 2^-6 of that scale lose anything.
+ * rounded anew: only values below 2^-6 of that scale lose anything. Of weights that come
+ * turned, tiles' scales are found alone.
  */
+#include <algorithm>
+
 #include <cuda_runtime.h>
 
 #include "launch.cuh"
@@ -21,6 +24,16 @@ constexpr uint32_t turn_threads = 256, turn_tile = 128;
 constexpr uint32_t turn_blocks = turn_tile / MOK_MX_BLOCK;
 constexpr uint32_t turn_scales = turn_tile * turn_tile, turn_known = turn_scales + turn_tile * turn_blocks,
                    turn_bytes = turn_known + 64;
+
+/* Tiles of a weight one below the other, and beside each other, these in pairs. */
+__host__ __device__ __forceinline__ uint32_t turn_down(uint32_t rows)
+{
+    return (rows + turn_tile - 1) / turn_tile;
+}
+__host__ __device__ __forceinline__ uint32_t turn_across(uint32_t columns)
+{
+    return 2 * ((columns + 2 * turn_tile - 1) / (2 * turn_tile));
+}
 
 struct turn_scale {
     uint32_t largest;
@@ -103,11 +116,52 @@ __device__ __forceinline__ void turn_4(uint32_t (&v)[4])
     v[3] = __byte_perm(ab2, cd2, 0x7632);
 }
 
+/* A block's share of tiles' scales: 32 beside each other, of 128 rows, sixteen a warp. */
+constexpr uint32_t tile_lanes = 32, tile_warps = turn_threads / tile_lanes, tile_warp_rows = turn_tile / tile_warps;
+
+/* Scales of tiles whose codes came turned: such a tile must have one. */
+__global__ void __launch_bounds__(turn_threads) tile_scale_kernel(const __grid_constant__ mok_cuda_turn_args a)
+{
+    const mok_cuda_turned &w = a.weight[blockIdx.z];
+    const uint32_t across = turn_across(w.columns), groups = (across + tile_lanes - 1) / tile_lanes;
+    const uint32_t row = blockIdx.x / groups * turn_tile, expert = blockIdx.y;
+    const uint32_t warp = threadIdx.x / tile_lanes, lane = threadIdx.x % tile_lanes;
+    const uint32_t tile = blockIdx.x % groups * tile_lanes + lane;
+    uint8_t *least = dynamic_shared(), *most = least + turn_threads; /* of each warp's rows */
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    if (row >= w.rows || __ldcg(a.bad_id))
+        return;
+
+    const uint32_t scales = (w.columns + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK;
+    const uint8_t *from = w.scale + static_cast<uint64_t>(expert) * w.rows * scales +
+                          min(tile * turn_tile, w.columns - 1) / MOK_MX_BLOCK;
+    uint32_t low = MOK_E8M0_NAN, high = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < tile_warp_rows; i++) {
+        const uint32_t r = min(row + warp * tile_warp_rows + i, w.rows - 1); /* of the same tile: row is real */
+        const uint32_t code = __ldg(from + static_cast<uint64_t>(r) * scales);
+        low = min(low, code);
+        high = max(high, code);
+    }
+    least[threadIdx.x] = static_cast<uint8_t>(low);
+    most[threadIdx.x] = static_cast<uint8_t>(high);
+    __syncthreads();
+    if (warp != 0 || tile >= across)
+        return;
+    for (uint32_t i = 1; i < tile_warps; i++) {
+        low = min(low, static_cast<uint32_t>(least[i * tile_lanes + lane]));
+        high = max(high, static_cast<uint32_t>(most[i * tile_lanes + lane]));
+    }
+    static_cast<float *>(w.to_scale)[(static_cast<uint64_t>(expert) * turn_down(w.rows) + row / turn_tile) * across + tile] =
+        mok_e8m0_to_f32(static_cast<uint8_t>(low == high ? low : MOK_E8M0_NAN));
+}
+
 template <bool Per32>
 __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constant__ mok_cuda_turn_args a)
 {
     const mok_cuda_turned &w = a.weight[blockIdx.z];
-    const uint32_t across = 2 * ((w.columns + 2 * turn_tile - 1) / (2 * turn_tile)), expert = blockIdx.y;
+    const uint32_t across = turn_across(w.columns), expert = blockIdx.y;
     const uint32_t row = blockIdx.x / across * turn_tile, column = blockIdx.x % across * turn_tile;
     uint8_t *memory = dynamic_shared();
     const uint32_t smem = smem_address(memory), thread = threadIdx.x;
@@ -138,10 +192,8 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
     } else {
         const turn_scale s = turn_find(w, scale + min(column, w.columns - 1) / MOK_MX_BLOCK, row, memory);
         if (thread == 0)
-            static_cast<float *>(w.to_scale)[(static_cast<uint64_t>(expert) * ((w.rows + turn_tile - 1) / turn_tile) +
-                                              row / turn_tile) *
-                                                 across +
-                                             column / turn_tile] = mok_e8m0_to_f32(static_cast<uint8_t>(s.largest));
+            static_cast<float *>(w.to_scale)[(static_cast<uint64_t>(expert) * turn_down(w.rows) + row / turn_tile) * across +
+                                              column / turn_tile] = mok_e8m0_to_f32(static_cast<uint8_t>(s.largest));
         even = s.even;
         largest = s.largest;
     }
@@ -180,15 +232,28 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
 } // namespace
 } // namespace mok
 
+namespace
+{
+
+/* Blocks of the weight that has the most, each of `tiles` tiles beside each other. */
+uint32_t grid_of(const mok_cuda_turn_args *args, uint32_t tiles)
+{
+    uint32_t most = 0;
+    for (const mok_cuda_turned &w : args->weight)
+        most = std::max(most, mok::turn_down(w.rows) * ((mok::turn_across(w.columns) + tiles - 1) / tiles));
+    return most;
+}
+
+} // namespace
+
 extern "C" int mok_cuda_launch_turn(const mok_cuda_turn_args *args, void *stream)
 {
-    uint32_t tiles = 0;
-    for (uint32_t i = 0; i < 3; i++) {
-        const mok_cuda_turned &w = args->weight[i];
-        const uint32_t n = (w.rows + mok::turn_tile - 1) / mok::turn_tile * 2 *
-                           ((w.columns + 2 * mok::turn_tile - 1) / (2 * mok::turn_tile));
-        tiles = n > tiles ? n : tiles;
-    }
-    return mok::launch(true, args->per32 ? mok::turn_kernel<true> : mok::turn_kernel<false>, dim3(tiles, args->experts, 3), mok::turn_threads, mok::turn_bytes,
-                       stream, *args);
+    return mok::launch(true, args->per32 ? mok::turn_kernel<true> : mok::turn_kernel<false>,
+                       dim3(grid_of(args, 1), args->experts, 3), mok::turn_threads, mok::turn_bytes, stream, *args);
+}
+
+extern "C" int mok_cuda_launch_tile_scales(const mok_cuda_turn_args *args, void *stream)
+{
+    return mok::launch(true, mok::tile_scale_kernel, dim3(grid_of(args, mok::tile_lanes), args->experts, 3),
+                       mok::turn_threads, 2 * mok::turn_threads, stream, *args);
 }

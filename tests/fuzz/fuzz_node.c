@@ -568,10 +568,26 @@ static void hand_in(struct world *w, struct input *in)
     send_packet(w, &packet, w->device[0].bell);
 }
 
+static void part(struct world *w, uint8_t reason)
+{
+    Mok__HandlePacket packet = MOK__HANDLE_PACKET__INIT;
+    Mok__HandleGoodbye goodbye = MOK__HANDLE_GOODBYE__INIT;
+
+    goodbye.reason = reason;
+    packet.body_case = MOK__HANDLE_PACKET__BODY_GOODBYE;
+    packet.goodbye = &goodbye;
+    send_packet(w, &packet, -1);
+}
+
 static void use_link(struct world *w, struct input *in)
 {
     uint8_t what = take(in);
     size_t size = what >> 2 < in->size ? what >> 2 : in->size;
+
+    if (what >= 0xfc) {
+        part(w, what & 3);
+        return;
+    }
 
     if ((what & 3) < 2) {
         connect_link(w, what & 1);

@@ -3,11 +3,10 @@ usage: sweep.py lib.so [sizes|minibatch|client ...]"""
 import json, statistics as st, sys, time
 import torch
 import mokgpu
+from mokgpu import SHAPES
 from timing import shot
 
 BF = torch.bfloat16
-SHAPES = {"kimi": (7168, 2048, 8, 8), "glm": (6144, 2048, 8, 8), "qwen": (4096, 1024, 10, 10), "dsv4": (7168, 3072, 6, 6),
-          "mixtral": (4096, 14336, 8, 2), "qwen3-30b": (2048, 768, 128, 8)}
 lib = mokgpu.load(sys.argv[1])
 torch.set_grad_enabled(False)
 

@@ -4,6 +4,7 @@
  * E4M3 operands, in every context mode, ring and EP degree; bits that no setting changes; d_out quantised bit for bit;
  * strange values. Skipped where there is no GPU.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,6 +28,7 @@
 #define REPEATS 200
 #define FEWER(many, few) many
 #endif
+#define WHOLE 4096u /* workspaces are multiples of it */
 #define SHARED ((1u << RESULT_D_SHARED_GATE) | (1u << RESULT_D_SHARED_UP) | (1u << RESULT_D_SHARED_DOWN))
 
 static const struct problem_options layers[] = {
@@ -131,6 +133,74 @@ static void weights_in_tiles_are_turned_exactly(void **state)
         "tiles", &p,
         &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .tiles = true },
         &p.tokens, 0);
+    problem_free(&p);
+}
+
+/*
+ * Weights that come transposed give the bits of those that the engine turns, whatever it does beside; and there is no
+ * room for turned ones then.
+ */
+static void weights_that_come_transposed_change_no_bit(void **state)
+{
+    struct device_options ways[] = {
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .tiles = true },
+        { .ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .tiles = true, .ring_rows = 64 },
+    };
+
+    (void)state;
+    for (size_t i = FEWER(0, 2); i < 3; i++)
+        for (size_t n = 0; n < 2; n++) {
+            uint32_t tokens[DEVICE_MAX_RANKS];
+            struct rng rng = { n + 1 };
+            uint64_t private_bytes[2];
+            uint8_t *got[2];
+            struct problem p;
+            size_t size;
+
+            problem_make(&p, &layers[i]);
+            problem_cut(p.tokens, ways[n].ranks, &rng, tokens);
+            for (int t = 0; t < 2; t++) {
+                struct device_group group;
+
+                ways[n].transposed = t == 1;
+                run(&group, &p, &ways[n], tokens, 0.25f);
+                got[t] = device_gradient_bytes(&group, &size);
+                private_bytes[t] = group.plan[0].private_bytes;
+                device_group_close(&group);
+            }
+            assert_memory_equal(got[0], got[1], size);
+            assert_true(private_bytes[1] + 3 * problem_expert_elements(&p) * (p.experts / ways[n].ranks) <
+                        private_bytes[0] + WHOLE);
+            free(got[0]);
+            free(got[1]);
+            problem_free(&p);
+        }
+}
+
+/* A tile's transposed codes have one scale; where its rows have several, d_x says so. */
+static void transposed_weights_that_are_not_in_tiles_give_nan(void **state)
+{
+    struct device_group group;
+    struct result result;
+    struct problem p;
+
+    (void)state;
+    problem_make(&p, &layers[1]);
+    for (uint32_t i = 0; i < p.hidden; i++) /* one row, of one expert's gate */
+        p.gate[5 * p.hidden + i] = bf16_from_float(1000.0f);
+    run(&group, &p,
+        &(struct device_options){
+            .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .transposed = true },
+        &p.tokens, 0);
+    device_gradients(&group, 0, &result);
+    for (uint32_t t = 0; t < p.tokens; t++) {
+        bool nan = isnan(result.array[RESULT_D_X][(size_t)t * p.hidden]);
+
+        for (uint32_t k = 0; k < p.topk; k++)
+            assert_true(nan || p.ids[t * p.topk + k] != 0);
+    }
+    result_free(&result);
+    device_group_close(&group);
     problem_free(&p);
 }
 
@@ -321,6 +391,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_are_within_the_bound_of_e4m3_operands),
         cmocka_unit_test(weights_in_tiles_are_turned_exactly),
+        cmocka_unit_test(weights_that_come_transposed_change_no_bit),
+        cmocka_unit_test(transposed_weights_that_are_not_in_tiles_give_nan),
         cmocka_unit_test(gradients_are_added_to_what_is_stored),
         cmocka_unit_test(no_setting_changes_a_bit),
         cmocka_unit_test(a_rank_without_tokens_takes_part),

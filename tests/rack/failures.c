@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "rack_stack.h"
+#include "util.h"
 #include "workload.h"
 
 static const struct workload wide = { .hidden = 96,
@@ -47,18 +48,24 @@ struct runner {
     const char *group;
     uint32_t rank, node, device;
     unsigned late_ms; /* before its first step */
-    int limit;  /* steps; 0: until an error, or as many as *until */
-    int *until; /* 0: not known yet; the same for all ranks of a group */
+    int limit;        /* steps; 0: until an error, or as many as *until */
+    int *until;       /* 0: not known yet; the same for all ranks of a group */
+    bool begun;       /* its thread has not been joined */
     int steps, code;
     double ended_ms;
     char text[512];
     struct workload_rank state;
 };
 
+/* A test may end anywhere: who still runs then is found here, and ended before the next one. */
+static struct runner runners[8];
+static struct runner *const hurt = &runners[0], *const well = &runners[3], *const ranks = &runners[5];
+static bool give_up;
+
 static bool is_enough(const struct runner *r)
 {
     int until = r->until ? __atomic_load_n(r->until, __ATOMIC_ACQUIRE) : 0;
-    return until && r->steps >= until;
+    return (until && r->steps >= until) || __atomic_load_n(&give_up, __ATOMIC_ACQUIRE);
 }
 
 static void *run(void *argument)
@@ -84,13 +91,24 @@ static void *run(void *argument)
     return NULL;
 }
 
-static void begin(struct runner *r, const struct rack_stack *rack, const struct workload *problem, const char *group,
-                  uint32_t rank, uint32_t node, uint32_t device, int limit)
+static void begin_as(struct runner *r, struct runner as)
 {
-    *r = (struct runner){
-        .rack = rack, .problem = problem, .group = group, .rank = rank, .node = node, .device = device, .limit = limit
-    };
-    pthread_create(&r->thread, NULL, run, r);
+    *r = as;
+    r->begun = pthread_create(&r->thread, NULL, run, r) == 0;
+    assert_true(r->begun);
+}
+
+static void begin(struct runner *r, const struct rack_stack *rack, const struct workload *problem, const char *group,
+                  uint32_t rank, int limit)
+{
+    begin_as(r, (struct runner){
+                    .rack = rack, .problem = problem, .group = group, .rank = rank, .node = rank, .limit = limit });
+}
+
+static void join(struct runner *r)
+{
+    pthread_join(r->thread, NULL);
+    r->begun = false;
 }
 
 static int steps_of(struct runner *r)
@@ -109,7 +127,7 @@ static void await_steps(struct runner *r, int steps)
 
 static void expect_peer(struct runner *r, const char *part, double since_ms, double bound_ms)
 {
-    pthread_join(r->thread, NULL);
+    join(r);
     if (r->code != -MOK_EPEER || !strstr(r->text, "MOK_EPEER") || !strstr(r->text, part))
         fail_msg("group %s rank %u got %d, \"%s\"; that does not say \"%s\"", r->group, r->rank, r->code, r->text,
                  part);
@@ -119,19 +137,17 @@ static void expect_peer(struct runner *r, const char *part, double since_ms, dou
 
 static void expect_well(struct runner *r)
 {
-    pthread_join(r->thread, NULL);
+    join(r);
     if (r->code != 0)
         fail_msg("group %s rank %u got %d: %s", r->group, r->rank, r->code, r->text);
 }
 
 static void form_and_step(struct rack_stack *rack, const char *group)
 {
-    struct runner r[3];
-
     for (uint32_t rank = 0; rank < 3; rank++)
-        begin(&r[rank], rack, &wide, group, rank, rank, 0, 2);
+        begin(&ranks[rank], rack, &wide, group, rank, 2);
     for (uint32_t rank = 0; rank < 3; rank++)
-        expect_well(&r[rank]);
+        expect_well(&ranks[rank]);
 }
 
 /* The bound, and what a loaded machine may add to it. */
@@ -143,51 +159,45 @@ static double bound_of(const struct rack_stack *rack)
 /* ---------------------------------------------------------------- daemons */
 
 /* One group over all three nodes, and one over the first two, which must not notice. */
-struct scene {
-    struct runner hurt[3], well[2];
-    int until; /* of well */
-};
+static int well_until;
 
-static void set_scene(struct scene *scene, struct rack_stack *rack)
+static void set_scene(struct rack_stack *rack)
 {
+    well_until = 0;
     for (uint32_t rank = 0; rank < 3; rank++)
-        begin(&scene->hurt[rank], rack, &wide, "hurt", rank, rank, 0, 0);
-    scene->until = 0;
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        scene->well[rank] = (struct runner){ .rack = rack,
-                                             .problem = &narrow,
-                                             .group = "well",
-                                             .rank = rank,
-                                             .node = rank,
-                                             .device = 1,
-                                             .until = &scene->until };
-        pthread_create(&scene->well[rank].thread, NULL, run, &scene->well[rank]);
-    }
-    await_steps(&scene->hurt[0], 3);
-    await_steps(&scene->well[0], 3);
+        begin(&hurt[rank], rack, &wide, "hurt", rank, 0);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        begin_as(&well[rank], (struct runner){ .rack = rack,
+                                               .problem = &narrow,
+                                               .group = "well",
+                                               .rank = rank,
+                                               .node = rank,
+                                               .device = 1,
+                                               .until = &well_until });
+    await_steps(&hurt[0], 3);
+    await_steps(&well[0], 3);
 }
 
-static void end_scene(struct scene *scene, struct rack_stack *rack, const char *says, double since_ms)
+static void end_scene(struct rack_stack *rack, const char *says, double since_ms)
 {
-    expect_peer(&scene->hurt[0], says, since_ms, bound_of(rack));
-    expect_peer(&scene->hurt[1], says, since_ms, bound_of(rack));
+    expect_peer(&hurt[0], says, since_ms, bound_of(rack));
+    expect_peer(&hurt[1], says, since_ms, bound_of(rack));
     /* Neither rank is more than a step ahead of the other. */
-    __atomic_store_n(&scene->until, steps_of(&scene->well[0]) + 10, __ATOMIC_RELEASE);
-    expect_well(&scene->well[0]);
-    expect_well(&scene->well[1]);
+    __atomic_store_n(&well_until, steps_of(&well[0]) + 10, __ATOMIC_RELEASE);
+    expect_well(&well[0]);
+    expect_well(&well[1]);
 }
 
 static void a_killed_daemon_ends_its_groups_and_comes_back(void **state)
 {
     struct rack_stack *rack = *state;
-    struct scene scene;
 
-    set_scene(&scene, rack);
+    set_scene(rack);
     double since = stack_now_ms();
     rack_stack_kill(rack, 2);
-    end_scene(&scene, rack, "rank 2 is gone: node n2", since);
-    pthread_join(scene.hurt[2].thread, NULL);
-    assert_int_equal(scene.hurt[2].code, -MOK_EDAEMON);
+    end_scene(rack, "rank 2 is gone: node n2", since);
+    join(&hurt[2]);
+    assert_int_equal(hurt[2].code, -MOK_EDAEMON);
     assert_int_equal(rack_stack_boot(rack, 2), 0);
     for (unsigned node = 0; node < 3; node++)
         assert_int_equal(rack_stack_await(rack, node, 2), 0);
@@ -197,15 +207,30 @@ static void a_killed_daemon_ends_its_groups_and_comes_back(void **state)
 static void a_daemon_that_stops_in_order_ends_its_groups_at_once(void **state)
 {
     struct rack_stack *rack = *state;
-    struct scene scene;
 
-    set_scene(&scene, rack);
+    set_scene(rack);
     double since = stack_now_ms();
     assert_int_equal(stack_stop(&rack->node[2]), 0);
-    end_scene(&scene, rack, "rank 2 is gone: node n2 has left: it was stopped in order", since);
-    pthread_join(scene.hurt[2].thread, NULL);
-    assert_int_equal(scene.hurt[2].code, -MOK_EDAEMON);
+    end_scene(rack, "rank 2 is gone: node n2 has left: it was stopped in order", since);
+    join(&hurt[2]);
+    assert_int_equal(hurt[2].code, -MOK_EDAEMON);
     assert_int_equal(rack_stack_boot(rack, 2), 0);
+    for (unsigned node = 0; node < 3; node++)
+        assert_int_equal(rack_stack_await(rack, node, 2), 0);
+    form_and_step(rack, "hurt");
+}
+
+static void a_node_that_another_removes_hears_so_at_once_and_may_come_back(void **state)
+{
+    static const char *const says = "node n2 was removed from the configuration of node n0";
+    struct rack_stack *rack = *state;
+
+    set_scene(rack);
+    double since = stack_now_ms();
+    assert_int_equal(rack_stack_reload(rack, 0, 2, 1), 0);
+    expect_peer(&hurt[2], says, since, bound_of(rack));
+    end_scene(rack, says, since);
+    assert_int_equal(rack_stack_reload(rack, 0, 2, 0), 0);
     for (unsigned node = 0; node < 3; node++)
         assert_int_equal(rack_stack_await(rack, node, 2), 0);
     form_and_step(rack, "hurt");
@@ -214,15 +239,14 @@ static void a_daemon_that_stops_in_order_ends_its_groups_at_once(void **state)
 static void a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on(void **state)
 {
     struct rack_stack *rack = *state;
-    struct scene scene;
 
-    set_scene(&scene, rack);
+    set_scene(rack);
     double since = stack_now_ms();
     kill(rack->node[2].mokd, SIGSTOP);
-    end_scene(&scene, rack, "rank 2 is gone: node n2 was lost", since);
+    end_scene(rack, "rank 2 is gone: node n2 was lost", since);
     since = stack_now_ms();
     kill(rack->node[2].mokd, SIGCONT);
-    expect_peer(&scene.hurt[2], "rank ", since, 30000);
+    expect_peer(&hurt[2], "rank ", since, 30000);
     for (unsigned node = 0; node < 3; node++)
         assert_int_equal(rack_stack_await(rack, node, 2), 0);
     form_and_step(rack, "hurt");
@@ -231,34 +255,32 @@ static void a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on(voi
 static void a_worker_that_dies_on_another_node_is_named_with_it(void **state)
 {
     struct rack_stack *rack = *state;
-    struct runner r[3];
     pid_t workers[2];
 
     for (uint32_t rank = 0; rank < 3; rank++)
-        begin(&r[rank], rack, &wide, "worker", rank, rank, 0, 0);
-    await_steps(&r[0], 3);
+        begin(&ranks[rank], rack, &wide, "worker", rank, 0);
+    await_steps(&ranks[0], 3);
     assert_int_equal(stack_workers(&rack->node[1], workers, 2), 2);
     double since = stack_now_ms();
     kill(workers[0], SIGKILL);
     kill(workers[1], SIGKILL);
-    expect_peer(&r[0], "rank 1 (node n1): the worker of device host0", since, bound_of(rack));
-    expect_peer(&r[2], "rank 1 (node n1): the worker of device host0", since, bound_of(rack));
-    pthread_join(r[1].thread, NULL);
-    assert_int_equal(r[1].code, -MOK_EWORKER);
+    expect_peer(&ranks[0], "rank 1 (node n1): the worker of device host0", since, bound_of(rack));
+    expect_peer(&ranks[2], "rank 1 (node n1): the worker of device host0", since, bound_of(rack));
+    join(&ranks[1]);
+    assert_int_equal(ranks[1].code, -MOK_EWORKER);
     form_and_step(rack, "worker");
 }
 
 static void a_rank_that_leaves_is_named_with_its_node(void **state)
 {
     struct rack_stack *rack = *state;
-    struct runner r[3];
 
     for (uint32_t rank = 0; rank < 3; rank++)
-        begin(&r[rank], rack, &wide, "left", rank, rank, 0, rank == 1 ? 3 : 0);
-    expect_well(&r[1]);
+        begin(&ranks[rank], rack, &wide, "left", rank, rank == 1 ? 3 : 0);
+    expect_well(&ranks[1]);
     double since = stack_now_ms();
-    expect_peer(&r[0], "rank 1 (node n1) is gone: session", since, bound_of(rack));
-    expect_peer(&r[2], "rank 1 (node n1) is gone: session", since, bound_of(rack));
+    expect_peer(&ranks[0], "rank 1 (node n1) is gone: session", since, bound_of(rack));
+    expect_peer(&ranks[2], "rank 1 (node n1) is gone: session", since, bound_of(rack));
     form_and_step(rack, "left");
 }
 
@@ -317,6 +339,14 @@ static void *run_again(void *argument)
     return NULL;
 }
 
+static void expect_opened(struct opener o[static 2])
+{
+    for (uint32_t i = 0; i < 2; i++)
+        pthread_join(o[i].thread, NULL);
+    assert_int_equal(o[0].code, 0);
+    assert_int_equal(o[1].code, 0);
+}
+
 static void a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes(void **state)
 {
     struct rack_stack *rack = *state;
@@ -330,10 +360,7 @@ static void a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes(
         o[i] = (struct opener){ .rank = &rank[i], .rack = rack, .index = i };
         pthread_create(&o[i].thread, NULL, run_opener, &o[i]);
     }
-    for (uint32_t i = 0; i < 2; i++) {
-        pthread_join(o[i].thread, NULL);
-        assert_int_equal(o[i].code, 0);
-    }
+    expect_opened(o);
     assert_int_equal(workload_forward(&rank[0], &ticket), 0); /* waits for rank 1 */
     assert_int_equal(mok_layer_destroy(rank[1].layer), 0);
     assert_int_equal(mok_wait(rank[0].session, ticket, 20000000000, &result), 0);
@@ -351,10 +378,7 @@ static void a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes(
         o[i].code = -1;
         pthread_create(&o[i].thread, NULL, run_again, &o[i]);
     }
-    for (uint32_t i = 0; i < 2; i++) {
-        pthread_join(o[i].thread, NULL);
-        assert_int_equal(o[i].code, 0);
-    }
+    expect_opened(o);
     workload_close(&rank[0]);
     workload_close(&rank[1]);
 }
@@ -363,18 +387,20 @@ static void a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes(
 
 static void a_deadline_counts_from_when_the_rank_of_another_node_has_joined(void **state)
 {
-    struct workload quick = narrow;
-    struct runner r[2];
+    static struct workload quick;
 
+    quick = narrow;
     quick.timeout_ns = UINT64_C(1000000000);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        r[rank] = (struct runner){ .rack = *state, .problem = &quick, .group = "late", .rank = rank, .node = rank };
-        r[rank].limit = 1;
-        r[rank].late_ms = rank ? 1300 : 0;
-        pthread_create(&r[rank].thread, NULL, run, &r[rank]);
-    }
     for (uint32_t rank = 0; rank < 2; rank++)
-        expect_well(&r[rank]);
+        begin_as(&ranks[rank], (struct runner){ .rack = *state,
+                                                .problem = &quick,
+                                                .group = "late",
+                                                .rank = rank,
+                                                .node = rank,
+                                                .limit = 1,
+                                                .late_ms = rank ? 1300 : 0 });
+    for (uint32_t rank = 0; rank < 2; rank++)
+        expect_well(&ranks[rank]);
 }
 
 static void hundreds_of_groups_come_and_go_without_growth(void **state)
@@ -386,11 +412,10 @@ static void hundreds_of_groups_come_and_go_without_growth(void **state)
     long kb[3];
 
     for (int cycle = 0; cycle < CYCLES; cycle++) {
-        struct runner r[3];
         for (uint32_t rank = 0; rank < 3; rank++)
-            begin(&r[rank], rack, &wide, "cycle", rank, rank, 0, 1);
+            begin(&ranks[rank], rack, &wide, "cycle", rank, 1);
         for (uint32_t rank = 0; rank < 3; rank++)
-            expect_well(&r[rank]);
+            expect_well(&ranks[rank]);
         for (unsigned node = 0; node < 3 && cycle == WARM; node++) {
             descriptors[node] = stack_descriptors(rack->node[node].mokd);
             kb[node] = stack_resident_kb(rack->node[node].mokd);
@@ -423,6 +448,29 @@ static int set_up(void **state)
     return rack_stack_start(&rack, &(struct rack_stack_options){ .nodes = 3, .devices = 2 });
 }
 
+/* Whatever a test has left, the next one finds all nodes up and nobody in a group. */
+static int set_right(void **state)
+{
+    struct rack_stack *rack = *state;
+    int code = 0;
+
+    __atomic_store_n(&give_up, true, __ATOMIC_RELEASE);
+    for (unsigned node = 0; node < 3; node++)
+        if (rack->node[node].mokd > 0)
+            kill(rack->node[node].mokd, SIGCONT);
+    for (size_t i = 0; i < ARRAY_SIZE(runners); i++)
+        if (runners[i].begun)
+            join(&runners[i]);
+    for (unsigned node = 0; node < 3; node++)
+        if (rack->node[node].mokd <= 0)
+            code |= rack_stack_boot(rack, node);
+    code |= rack_stack_reload(rack, 0, 2, 0);
+    for (unsigned node = 0; node < 3; node++)
+        code |= rack_stack_await(rack, node, 2);
+    __atomic_store_n(&give_up, false, __ATOMIC_RELEASE);
+    return code;
+}
+
 static int tear_down(void **state)
 {
     return rack_stack_stop(*state);
@@ -431,14 +479,15 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_that_leaves_is_named_with_its_node),
-        cmocka_unit_test(a_worker_that_dies_on_another_node_is_named_with_it),
-        cmocka_unit_test(a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes),
-        cmocka_unit_test(a_deadline_counts_from_when_the_rank_of_another_node_has_joined),
-        cmocka_unit_test(hundreds_of_groups_come_and_go_without_growth),
-        cmocka_unit_test(a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on),
-        cmocka_unit_test(a_daemon_that_stops_in_order_ends_its_groups_at_once),
-        cmocka_unit_test(a_killed_daemon_ends_its_groups_and_comes_back),
+        cmocka_unit_test_teardown(a_rank_that_leaves_is_named_with_its_node, set_right),
+        cmocka_unit_test_teardown(a_worker_that_dies_on_another_node_is_named_with_it, set_right),
+        cmocka_unit_test_teardown(a_layer_destroyed_on_one_node_ends_on_the_other_and_its_memory_goes, set_right),
+        cmocka_unit_test_teardown(a_deadline_counts_from_when_the_rank_of_another_node_has_joined, set_right),
+        cmocka_unit_test_teardown(hundreds_of_groups_come_and_go_without_growth, set_right),
+        cmocka_unit_test_teardown(a_node_that_another_removes_hears_so_at_once_and_may_come_back, set_right),
+        cmocka_unit_test_teardown(a_daemon_that_stands_still_is_lost_and_learns_it_when_it_goes_on, set_right),
+        cmocka_unit_test_teardown(a_daemon_that_stops_in_order_ends_its_groups_at_once, set_right),
+        cmocka_unit_test_teardown(a_killed_daemon_ends_its_groups_and_comes_back, set_right),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

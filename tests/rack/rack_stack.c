@@ -76,6 +76,44 @@ static int start_node(struct rack_stack *rack, unsigned node)
     return r;
 }
 
+/* The lines of a node in the inventory. */
+static const char *section_of(const struct rack_stack *rack, unsigned node, size_t *ret_size)
+{
+    char title[16];
+
+    snprintf(title, sizeof(title), "[node n%u]", node);
+    const char *section = strstr(rack->inventory, title);
+    const char *end = strstr(section + 1, "[node ");
+    *ret_size = end ? (size_t)(end - section) : strlen(section);
+    return section;
+}
+
+int rack_stack_reload(struct rack_stack *rack, unsigned at, unsigned node, int without)
+{
+    char text[8192];
+    size_t size, used;
+    const char *section = section_of(rack, node, &size);
+    FILE *file = fopen(rack->node[at].config, "r+");
+
+    if (!file)
+        return -1;
+    used = fread(text, 1, sizeof(text) - 1, file);
+    text[used] = '\0';
+    char *place = memmem(text, used, section, size);
+    if (without && place) {
+        memmove(place, place + size, used - (size_t)(place + size - text));
+        used -= size;
+    } else if (!without && !place && used + size < sizeof(text)) {
+        memcpy(text + used, section, size);
+        used += size;
+    }
+    rewind(file);
+    fwrite(text, 1, used, file);
+    int r = fflush(file) == 0 ? ftruncate(fileno(file), (off_t)used) : -1;
+    fclose(file);
+    return r == 0 ? kill(rack->node[at].mokd, SIGHUP) : -1;
+}
+
 /* ------------------------------------------------------------------ asking */
 
 static int ask(const struct stack *node, Mok__Request *request, Mok__Reply **ret)

@@ -37,6 +37,8 @@ int rack_stack_boot(struct rack_stack *rack, unsigned node);
 void rack_stack_kill(struct rack_stack *rack, unsigned node);
 /* Waits until node `of` says that `count` other nodes are up; 0, or -1. */
 int rack_stack_await(struct rack_stack *rack, unsigned of, unsigned count);
+/* Node `at` reads its inventory again: without `node`, or with it as before. 0, or -1. */
+int rack_stack_reload(struct rack_stack *rack, unsigned at, unsigned node, int without);
 /* Node `at` is told to drain, or with `undo` to open, all devices of another; 0, or what it answers. */
 int rack_stack_drain(struct rack_stack *rack, unsigned at, unsigned node, int undo);
 /* 0 when all that still live ended in order. */

@@ -250,6 +250,16 @@ static bool zero_and_two_are_up(struct rack_net *it)
     return rack_net_info(it, 0, 2).state == RACK_UP && rack_net_info(it, 2, 0).state == RACK_UP;
 }
 
+static bool one_knows_it_is_removed(struct rack_net *it)
+{
+    return rack_net_info(it, 1, 0).state == RACK_LEFT;
+}
+
+static bool one_is_refused(struct rack_net *it)
+{
+    return strstr(rack_net_info(it, 1, 0).error, "refuses the key of this node") != NULL;
+}
+
 static void a_reload_adds_and_removes_nodes(void **state)
 {
     char text[RACK_MAX_TEXT];
@@ -274,7 +284,11 @@ static void a_reload_adds_and_removes_nodes(void **state)
     assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
     assert_int_equal(net.node[0].removed, 1);
     assert_int_equal(net.node[0].losses, 1);
-    assert_non_null(strstr(net.node[0].reason, "removed"));
+    assert_string_equal(net.node[0].reason, "node n1 was removed from the configuration of node n0");
+    rack_net_until(&net, one_knows_it_is_removed, "who is removed hears no goodbye");
+    assert_string_equal(net.node[1].reason, "node n1 was removed from the configuration of node n0");
+    assert_int_equal(net.node[1].losses, 0);
+    rack_net_until(&net, one_is_refused, "who is removed does not say that its key is refused");
     assert_int_equal(rack_net_info(&net, 0, 2).state, RACK_UP);
     assert_int_equal(rack_net_ping(&net, 0, 2, 1, 3, 0), 0);
 }
@@ -310,6 +324,7 @@ static void what_a_removed_node_sends_is_dropped_unread(void **state)
     struct rack_totals totals;
 
     (void)state;
+    net.node[1].config.versions = (struct rack_versions){ 1, 1 }; /* hears no goodbye, and goes on */
     rack_net_start_all(&net);
     rack_net_until(&net, rack_net_all_up, "not up");
     net.node[0].config.n_nodes = 1;
