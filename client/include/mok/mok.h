@@ -314,7 +314,7 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  *
  * Weight gradients of an MXFP8 layer's experts are products of BF16 values, those that the quantised rows are worth. With
  * MOK_WGRAD_MXFP8 they are products of E4M3: the same rows, quantised along the token axis (ABI.md, MX tensors). It is
- * MOK_EDTYPE of a BF16 layer; a CUDA device refuses it with MOK_ENOTSUP. A shared expert's stay BF16.
+ * MOK_EDTYPE of a BF16 layer; a CUDA device has it with MOK_MXFP8_PER128 alone, else MOK_ENOTSUP. A shared expert's stay BF16.
  *
  * A GPU's MXFP8 backward multiplies transposed weights, and turns them anew in each operation, since nobody says when they
  * have changed. With transposed_weights 1 the program binds them beside the others and keeps both alike: no operation turns
