@@ -236,6 +236,7 @@ static void have_the_bits_of(const struct device_options *plain, const struct de
     size_t size, same;
     uint8_t *want;
 
+    (void)few;
     make(&p, 0);
     want = bits(&p, plain, &p.tokens, &size);
     /* gradients of the shared expert, the last ones, are sums over a rank's own tokens */
