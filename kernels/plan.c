@@ -239,6 +239,7 @@ int mok_plan_make(const struct mok_layer_spec *spec, const struct mok_device_lim
                   char *describe, size_t describe_size, struct mok_message *message)
 {
     const struct mok_plan_backend *backend;
+    struct mok_plan_choice tile_rows;
     struct text text = { describe, describe_size };
     struct mok_plan plan;
     int r;
@@ -259,12 +260,13 @@ int mok_plan_make(const struct mok_layer_spec *spec, const struct mok_device_lim
     plan.device = *device;
     plan.local_experts = spec->experts / spec->ep;
     plan.max_rows = (uint64_t)spec->ep * spec->max_tokens * spec->topk;
-    plan.tile_rows = (uint32_t)backend->tile_rows.value;
+    tile_rows = backend->tile_rows(&plan);
+    plan.tile_rows = (uint32_t)tile_rows.value;
 
     explain(&text, "local_experts = %u (%u experts over %u ranks)\n", plan.local_experts, spec->experts, spec->ep);
     explain(&text, "max_rows = %llu (ep * max_tokens * topk: every slot of every rank)\n",
             (unsigned long long)plan.max_rows);
-    explain(&text, "tile_rows = %u (%s)\n", plan.tile_rows, backend->tile_rows.reason);
+    explain(&text, "tile_rows = %u (%s)\n", plan.tile_rows, tile_rows.reason);
     r = choose_units(&plan, backend, &text, message);
     if (r < 0)
         return r;

@@ -11,15 +11,13 @@
 
 #include "launch.cuh"
 #include "layout.h"
-#include "mx.h"
-#include "ptx.cuh"
+#include "mx_turn.cuh"
 
 namespace mok
 {
 namespace
 {
 
-constexpr uint32_t turn_threads = 256, turn_tile = 128;
 /* The tile, then the scales of its rows, of each 32 columns' if they have their own, then what all threads must know. */
 constexpr uint32_t turn_blocks = turn_tile / MOK_MX_BLOCK;
 constexpr uint32_t turn_scales = turn_tile * turn_tile, turn_known = turn_scales + turn_tile * turn_blocks,
@@ -63,7 +61,7 @@ __device__ __forceinline__ turn_scale turn_find(const mok_cuda_turned &w, const 
     const uint32_t largest = max(max(known[0], known[1]), max(known[2], known[3]));
     const uint32_t least = min(min(known[4], known[5]), min(known[6], known[7]));
     const uint32_t most = max(max(known[8], known[9]), max(known[10], known[11]));
-    return { largest, least >= most };
+    return { largest, least >= most && most != MOK_E8M0_NAN };
 }
 
 /*
@@ -87,33 +85,6 @@ __device__ __forceinline__ void turn_find_blocks(const mok_cuda_turned &w, const
             to_scale[static_cast<uint64_t>(c) * to_count + r / MOK_MX_BLOCK] = static_cast<uint8_t>(largest);
     }
     __syncthreads();
-}
-
-/* Four codes that have a scale of their own, for the tile's. */
-__device__ __forceinline__ uint32_t turn_codes(uint32_t codes, uint32_t own, uint32_t largest)
-{
-    if (own == largest)
-        return codes;
-    if (own == MOK_E8M0_NAN)
-        return 0x7f7f7f7fu;
-    const uint32_t down = largest - own;
-    const float factor = down < 127 ? __uint_as_float((127 - down) << 23) : 0.0f;
-    float a, b, c, d;
-    unpack_e4m3(codes, a, b);
-    unpack_e4m3(codes >> 16, c, d);
-    return pack_e4m3(__fmul_rn(a, factor), __fmul_rn(b, factor)) | pack_e4m3(__fmul_rn(c, factor), __fmul_rn(d, factor))
-                                                                       << 16;
-}
-
-/* Four rows of four columns become four columns of four rows. */
-__device__ __forceinline__ void turn_4(uint32_t (&v)[4])
-{
-    const uint32_t ab = __byte_perm(v[0], v[1], 0x5140), ab2 = __byte_perm(v[0], v[1], 0x7362);
-    const uint32_t cd = __byte_perm(v[2], v[3], 0x5140), cd2 = __byte_perm(v[2], v[3], 0x7362);
-    v[0] = __byte_perm(ab, cd, 0x5410);
-    v[1] = __byte_perm(ab, cd, 0x7632);
-    v[2] = __byte_perm(ab2, cd2, 0x5410);
-    v[3] = __byte_perm(ab2, cd2, 0x7632);
 }
 
 /* A block's share of tiles' scales: 32 beside each other, of 128 rows, sixteen a warp. */
@@ -164,14 +135,14 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
     const uint32_t across = turn_across(w.columns), expert = blockIdx.y;
     const uint32_t row = blockIdx.x / across * turn_tile, column = blockIdx.x % across * turn_tile;
     uint8_t *memory = dynamic_shared();
-    const uint32_t smem = smem_address(memory), thread = threadIdx.x;
+    const turned_tile tile(memory);
+    const uint32_t thread = threadIdx.x, chunk = tile.chunk, quad = tile.quad;
     let_next_kernel_start();
     wait_for_previous_kernel();
     if (row >= w.rows || __ldcg(a.bad_id))
         return;
 
-    /* four rows of 16 columns a thread */
-    const uint32_t chunk = thread % 8, quad = thread / 8, c = column + 16 * chunk;
+    const uint32_t c = column + 16 * chunk;
     const uint8_t *from = w.code + static_cast<uint64_t>(expert) * w.rows * w.columns;
     uint4 v[4];
 #pragma unroll
@@ -205,28 +176,9 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
                               turn_codes(v[i].z, own, largest), turn_codes(v[i].w, own, largest));
         }
     }
-    auto put = [&](uint32_t first, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-        uint32_t word[4] = { r0, r1, r2, r3 };
-        turn_4(word);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            store_shared_4(smem + (16 * chunk + first + i) * turn_tile + (quad ^ (4 * chunk)) * 4, word[i]);
-    };
-    put(0, v[0].x, v[1].x, v[2].x, v[3].x);
-    put(4, v[0].y, v[1].y, v[2].y, v[3].y);
-    put(8, v[0].z, v[1].z, v[2].z, v[3].z);
-    put(12, v[0].w, v[1].w, v[2].w, v[3].w);
-    __syncthreads();
-
-    uint8_t *to = w.to + static_cast<uint64_t>(expert) * w.rows * w.columns;
-    const uint32_t r = row + 16 * chunk;
-#pragma unroll
-    for (uint32_t i = 0; i < turn_tile; i += turn_threads / 8) {
-        const uint32_t n = i + quad;
-        if (column + n < w.columns && r < w.rows)
-            *reinterpret_cast<uint4 *>(to + static_cast<uint64_t>(column + n) * w.rows + r) =
-                load_shared_16(smem + n * turn_tile + (chunk ^ (n / 16)) * 16);
-    }
+    tile.put(v);
+    tile.leave(w.to + static_cast<uint64_t>(expert) * w.rows * w.columns + static_cast<uint64_t>(column) * w.rows + row, w.rows,
+               column < w.columns ? w.columns - column : 0, w.rows - row);
 }
 
 } // namespace

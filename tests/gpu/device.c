@@ -104,6 +104,7 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
         .minibatch_rows = options->minibatch_rows,
         .comm_units = options->comm_units,
         .gradient_dtype = options->bf16_gradients ? MOK_DTYPE_BF16 : 0,
+        .wgrad_precision = options->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : 0,
         .transposed_weights = options->transposed,
     };
     spec.ring_bytes = options->ring_rows * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = spec });
@@ -331,7 +332,8 @@ struct mok_op_result device_phase(struct device_group *g, uint32_t r, enum mok_p
         for (uint32_t e = 0; e < g->plan[r].local_experts; e++)
             rows += result.expert_rows[e];
         assert_int_equal(rows, result.rows);
-        assert_in_range(result.padded_rows, rows, rows + 64 * (uint64_t)g->plan[r].local_experts);
+        assert_in_range(result.padded_rows, rows,
+                        rows + g->plan[r].tile_rows * (uint64_t)g->plan[r].local_experts);
     }
     return result;
 }

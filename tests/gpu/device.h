@@ -57,7 +57,7 @@ struct device_options {
     uint32_t precision;    /* 0: BF16; else weights are quantised, with 128 x 128 tiles or each row by itself, as it says */
     bool tiles;
     bool transposed; /* weights are given transposed, too */
-    bool bf16_gradients;
+    bool bf16_gradients, mxfp8_wgrad;
 };
 
 /* Ends the test with a sentence when something is refused. `tokens`: [ranks]. */

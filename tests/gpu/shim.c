@@ -51,8 +51,8 @@ SHIM int shim_peers(int devices)
     return 0;
 }
 
-/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units gradient_dtype precision comm_units transposed_weights; sizes: symmetric, private, context, ring rows,
- * ctx_ring */
+/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units gradient_dtype precision comm_units transposed_weights wgrad_precision;
+ * sizes: symmetric, private, context, ring rows, ctx_ring */
 static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
 {
     struct mok_device_limits device = { .kind = MOK_DEVICE_CUDA,
@@ -71,7 +71,8 @@ static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
                                 .minibatch_rows = (uint32_t)spec[9],
                                 .gradient_dtype = (uint32_t)spec[11],
                                 .comm_units = (uint32_t)spec[13],
-                                .transposed_weights = (uint32_t)spec[14] };
+                                .transposed_weights = (uint32_t)spec[14],
+                                .wgrad_precision = (uint32_t)spec[15] };
     s.ring_bytes = spec[8] * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = s });
     return mok_plan_make(&s, &device, ret, NULL, 0, &message);
 }

@@ -71,14 +71,15 @@ static void check_layer(const char *name, const struct problem *p, const struct 
     char what[160];
     uint16_t *out;
 
-    snprintf(what, sizeof(what), "%s at EP %u, ring rows %llu, context %u, flags %u, start %g", name, options->ranks,
-             (unsigned long long)options->ring_rows, options->context_mode, options->flags, (double)start);
+    snprintf(what, sizeof(what), "%s at EP %u, ring rows %llu, context %u, flags %u, start %g, %s weight gradients", name,
+             options->ranks, (unsigned long long)options->ring_rows, options->context_mode, options->flags,
+             (double)start, options->mxfp8_wgrad ? "MXFP8" : "BF16");
     run(&group, p, options, tokens, start);
     device_gradients(&group, start, &got);
     out = device_out(&group);
     for (size_t i = 0; i < problem_rows_elements(p); i++)
         got.array[RESULT_OUT][i] = (double)bf16_to_float(out[i]);
-    check_against_mx_oracle(what, p, &got, MX, false);
+    check_against_mx_oracle(what, p, &got, MX, options->mxfp8_wgrad);
     if (p->shared_intermediate) {
         result_alloc(p, &want);
         oracle_run(p, &want);
@@ -227,28 +228,19 @@ static uint8_t *bits(const struct problem *p, const struct device_options *optio
     return bytes;
 }
 
-static void no_setting_changes_a_bit(void **state)
+/* All of `others`, or on an emulated GPU the one at `few`. */
+static void have_the_bits_of(const struct device_options *plain, const struct device_options *others, size_t count,
+                             size_t few)
 {
-    static const struct device_options others[] = {
-        { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .chaos_delay_us = 20 },
-        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 128, .yield_us = 1 },
-        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .minibatch_rows = 64 },
-        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 64, .chaos_delay_us = 10 },
-        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .blocks = 2 },
-        { .ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .blocks = 2 },
-    };
-    const size_t count = sizeof(others) / sizeof(others[0]);
     struct problem p;
     size_t size, same;
     uint8_t *want;
 
-    (void)state;
     make(&p, 0);
-    want = bits(&p, &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX },
-                &p.tokens, &size);
+    want = bits(&p, plain, &p.tokens, &size);
     /* gradients of the shared expert, the last ones, are sums over a rank's own tokens */
     same = size - 3 * (size_t)p.shared_intermediate * p.hidden * 4;
-    for (size_t i = FEWER(0, 3); i < count; i += FEWER(1, 8)) {
+    for (size_t i = FEWER(0, few); i < count; i += FEWER(1, count)) {
         uint32_t tokens[DEVICE_MAX_RANKS];
         struct rng rng = { i + 1 };
         uint8_t *got;
@@ -262,6 +254,22 @@ static void no_setting_changes_a_bit(void **state)
     }
     free(want);
     problem_free(&p);
+}
+
+static void no_setting_changes_a_bit(void **state)
+{
+    static const struct device_options plain = { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX };
+    static const struct device_options others[] = {
+        { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .chaos_delay_us = 20 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 128, .yield_us = 1 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .minibatch_rows = 64 },
+        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 64, .chaos_delay_us = 10 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .blocks = 2 },
+        { .ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .blocks = 2 },
+    };
+
+    (void)state;
+    have_the_bits_of(&plain, others, sizeof(others) / sizeof(others[0]), 3);
 }
 
 static void a_rank_without_tokens_takes_part(void **state)
@@ -361,10 +369,9 @@ static void repeated_backwards_have_the_same_bits(void **state)
     problem_free(&p);
 }
 
-static void every_number_of_experts_is_right(void **state)
+static void check_numbers_of_experts(const struct device_options *way, uint32_t first, uint32_t last)
 {
-    (void)state;
-    for (uint32_t experts = FEWER(1, 130); experts <= 130; experts++) {
+    for (uint32_t experts = first; experts <= last; experts++) {
         struct problem p;
         char name[40];
 
@@ -377,13 +384,89 @@ static void every_number_of_experts_is_right(void **state)
                                                     .seed = experts });
         problem_quantise_weights(&p, MX_SCALE);
         snprintf(name, sizeof(name), "%u experts", experts);
-        check_layer(
-            name, &p,
-            &(struct device_options){
-                .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD },
-            &p.tokens, 0);
+        check_layer(name, &p, way, &p.tokens, 0);
         problem_free(&p);
     }
+}
+
+static void every_number_of_experts_is_right(void **state)
+{
+    static const struct device_options way = {
+        .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD
+    };
+
+    (void)state;
+    check_numbers_of_experts(&way, FEWER(1, 130), 130);
+}
+
+/* ---- weight gradients that are MXFP8, too: of scales of 128 values ---- */
+
+#define MXFP8(...) { .precision = MX, .mxfp8_wgrad = true, __VA_ARGS__ }
+
+static void mxfp8_weight_gradients_are_within_their_bound(void **state)
+{
+    static const struct device_options ways[] = {
+        MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL, .flags = MOK_OPF_OVERWRITE_WGRAD),
+        MXFP8(.ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .ring_rows = 128),
+        MXFP8(.ranks = 4, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 256, .bf16_gradients = true),
+    };
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i += FEWER(1, 2))
+        for (size_t n = FEWER(0u, 1u); n < FEWER(3u, 2u); n++) {
+            uint32_t tokens[DEVICE_MAX_RANKS];
+            struct rng rng = { n + 1 };
+            char name[20];
+            struct problem p;
+
+            make(&p, i);
+            problem_cut(p.tokens, ways[n].ranks, &rng, tokens);
+            snprintf(name, sizeof(name), "layer %zu", i);
+            check_layer(name, &p, &ways[n], tokens, 0);
+            problem_free(&p);
+        }
+}
+
+static void mxfp8_weight_gradients_are_added_to_what_is_stored(void **state)
+{
+    static const struct device_options way = MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL);
+    struct problem p;
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    make(&p, 3);
+    check_layer("added", &p, &way, &p.tokens, 0.5f);
+    problem_free(&p);
+}
+
+static void no_setting_changes_a_bit_of_them(void **state)
+{
+    static const struct device_options plain = MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL);
+    static const struct device_options others[] = {
+        MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .chaos_delay_us = 20),
+        MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 256, .yield_us = 1),
+        MXFP8(.ranks = 4, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 128, .chaos_delay_us = 10),
+        MXFP8(.ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .blocks = 2, .minibatch_rows = 64),
+    };
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    have_the_bits_of(&plain, others, sizeof(others) / sizeof(others[0]), 2);
+}
+
+static void every_number_of_experts_has_them(void **state)
+{
+    static const struct device_options way =
+        MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL, .flags = MOK_OPF_OVERWRITE_WGRAD);
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    check_numbers_of_experts(&way, FEWER(1, 37), FEWER(130, 37));
 }
 
 int main(int argc, char **argv)
@@ -399,6 +482,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(strange_values_stay_with_their_token),
         cmocka_unit_test(repeated_backwards_have_the_same_bits),
         cmocka_unit_test(every_number_of_experts_is_right),
+        cmocka_unit_test(mxfp8_weight_gradients_are_within_their_bound),
+        cmocka_unit_test(mxfp8_weight_gradients_are_added_to_what_is_stored),
+        cmocka_unit_test(no_setting_changes_a_bit_of_them),
+        cmocka_unit_test(every_number_of_experts_has_them),
     };
     const struct CMUnitTest in_short[] = {
         cmocka_unit_test(gradients_are_added_to_what_is_stored),
