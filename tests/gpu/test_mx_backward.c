@@ -149,6 +149,8 @@ static void weights_that_come_transposed_change_no_bit(void **state)
     };
 
     (void)state;
+    if (MX_SCALE != 128)
+        skip();
     for (size_t i = FEWER(0, 2); i < 3; i++)
         for (size_t n = 0; n < 2; n++) {
             uint32_t tokens[DEVICE_MAX_RANKS];
@@ -186,6 +188,8 @@ static void transposed_weights_that_are_not_in_tiles_give_nan(void **state)
     struct problem p;
 
     (void)state;
+    if (MX_SCALE != 128)
+        skip();
     problem_make(&p, &layers[1]);
     for (uint32_t i = 0; i < p.hidden; i++) /* one row, of one expert's gate */
         p.gate[5 * p.hidden + i] = bf16_from_float(1000.0f);
