@@ -479,6 +479,34 @@ static void every_number_of_experts_has_them(void **state)
     check_numbers_of_experts(&way, FEWER(1, 19), FEWER(130, 19));
 }
 
+static void scales_of_32_values_have_none(void **state)
+{
+    const uint32_t tokens = layers[3].tokens;
+    struct mok_message message = { { 0 } };
+    struct mok_engine_layer *layer = NULL;
+    struct device_group group;
+    struct mok_layer_spec spec;
+    struct mok_plan plan;
+    struct problem p;
+    void *symmetric;
+
+    (void)state;
+    problem_make(&p, &layers[3]);
+    problem_quantise_weights(&p, 32);
+    device_group_open(&group, &p, &(struct device_options){ .ranks = 1, .precision = MOK_MXFP8_PER32 }, &tokens);
+    spec = group.plan[0].spec;
+    spec.ring_bytes = 0;
+    spec.wgrad_precision = MOK_WGRAD_MXFP8;
+    symmetric = group.symmetric[0].at;
+    assert_int_equal(mok_plan_make(&spec, &group.plan[0].device, &plan, NULL, 0, &message), 0);
+    assert_int_equal(mok_engine_find(MOK_DEVICE_CUDA)->layer_open(group.engine[0], &plan, &symmetric, group.private_memory[0].at, &layer,
+                                                &message),
+                     -MOK_ENOTSUP);
+    assert_non_null(strstr(message.text, "wgrad_precision = 2 (mxfp8) with precision = 2"));
+    device_group_close(&group);
+    problem_free(&p);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -496,6 +524,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(mxfp8_weight_gradients_are_added_to_what_is_stored),
         cmocka_unit_test(no_setting_changes_a_bit_of_them),
         cmocka_unit_test(every_number_of_experts_has_them),
+        cmocka_unit_test(scales_of_32_values_have_none),
     };
     const struct CMUnitTest in_short[] = {
         cmocka_unit_test(gradients_are_added_to_what_is_stored),
