@@ -2,12 +2,12 @@
 /*
  * The home of a group's name: where the joins of its ranks meet.
  *
- *   (none) --first join--> GATHERING --all ranks have come--> formed: told to all, forgotten
+ *   (none) --first join--> GATHERING --all ranks have come--> formed: told to all, kept by group_standing.c
  *                             |  ^
  *                             |  +-- a rank comes, goes, is lost with its node, or waits too long: makes room
  *                             +--- ranks that cannot come together --> all refused, forgotten
  *
- * A rank that is taken is refused and the others wait on, as on one node.
+ * A rank that is taken is refused and the others wait on, as on one node; of a group that stands, all ranks are taken.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ struct guest {
     uint32_t node, device, kind;
     uint64_t session, join;
     uint64_t timeout_ms, deadline_ms; /* 0: none */
-    bool fabric;
+    bool fabric, tells_over;
     char no_fabric[GROUP_REASON_MAX + 1];
 };
 
@@ -122,11 +122,21 @@ static void tell_formed(struct group_node *node, const struct group_meeting *mee
     }
 }
 
+static void keep(struct group_node *node, const Mok__GroupFormed *formed)
+{
+    struct group_error error;
+    struct group_roster *roster = formed->kept ? group_roster_of(node, formed, false, &error) : NULL;
+
+    if (roster)
+        group_standing_keep(node, roster);
+}
+
 static void form(struct group_node *node, struct group_meeting *meeting)
 {
     Mok__GroupFormed body = MOK__GROUP_FORMED__INIT;
     Mok__GroupRank rank[MOK_MAX_EP], *pointer[MOK_MAX_EP];
 
+    body.kept = true;
     for (uint32_t r = 0; r < meeting->size; r++) {
         const struct guest *guest = &meeting->guest[r];
         rank[r] = (Mok__GroupRank)MOK__GROUP_RANK__INIT;
@@ -137,6 +147,7 @@ static void form(struct group_node *node, struct group_meeting *meeting)
         rank[r].session = guest->session;
         rank[r].fabric = guest->fabric;
         rank[r].no_fabric = (char *)guest->no_fabric;
+        body.kept &= guest->tells_over;
         pointer[r] = &rank[r];
     }
     body.group = group_next_id(node);
@@ -144,6 +155,7 @@ static void form(struct group_node *node, struct group_meeting *meeting)
     body.name = meeting->name;
     body.n_rank = meeting->size;
     body.rank = pointer;
+    keep(node, &body);
     tell_formed(node, meeting, &body);
     meeting_free(node, meeting);
 }
@@ -228,17 +240,70 @@ static void admit(struct group_node *node, struct group_meeting *meeting, uint32
         .timeout_ms = message->timeout_ms,
         .deadline_ms = message->timeout_ms ? node->now_ms + message->timeout_ms : 0,
         .fabric = message->fabric,
+        .tells_over = message->tells_over,
     };
     snprintf(guest->no_fabric, sizeof(guest->no_fabric), "%s", message->no_fabric);
     if (meeting->joined == meeting->size)
         form(node, meeting);
 }
 
+static void refuse_taken(struct group_node *node, uint32_t peer, uint64_t join, const char *name, uint32_t rank,
+                         uint64_t session, uint32_t by)
+{
+    struct group_error error;
+
+    group_error_set(&error, -MOK_ERANK, rank, "rank = %u: taken in group %s by session %" PRIu64 " of node %s", rank, name,
+                    session, group_node_name(node, by));
+    refuse(node, peer, join, &error);
+}
+
+/* True: the newcomer is refused because the group stands. */
+static bool is_standing(struct group_node *node, uint32_t peer, const Mok__GroupJoining *message)
+{
+    const struct group_roster *standing = group_standing_find(node, message->uid, message->name);
+    struct group_error error;
+
+    if (!standing)
+        return false;
+    if (message->size != standing->size) {
+        group_error_set(&error, -MOK_EMISMATCH, message->rank,
+                        "group %s: rank %u (node %s) says that the size is %u, the group that stands has %u", message->name,
+                        message->rank, group_node_name(node, peer), message->size, standing->size);
+        refuse(node, peer, message->join, &error);
+        return true;
+    }
+    const struct group_rank *rank = &standing->rank[message->rank];
+    if (rank->node == peer && rank->join == message->join) { /* its lead never let it in, so it asks again */
+        group_standing_forget(node, standing);
+        return false;
+    }
+    refuse_taken(node, peer, message->join, message->name, message->rank, rank->session, rank->node);
+    return true;
+}
+
+bool group_home_turn_away(struct group_node *node, const struct group_roster *standing)
+{
+    struct group_meeting *meeting = find(node, standing->uid, standing->name);
+
+    for (uint32_t rank = 0; meeting && rank < meeting->size; rank++)
+        if (meeting->guest[rank].here && group_roster_has(standing, meeting->guest[rank].node))
+            return false;
+    for (uint32_t rank = 0; meeting && rank < meeting->size; rank++) {
+        const struct guest *guest = &meeting->guest[rank];
+        const struct group_rank *by = &standing->rank[rank < standing->size ? rank : 0];
+        if (guest->here)
+            refuse_taken(node, guest->node, guest->join, meeting->name, rank, by->session, by->node);
+    }
+    if (meeting)
+        meeting_free(node, meeting);
+    return true;
+}
+
 void group_home_joining(struct group_node *node, uint32_t peer, const Mok__GroupJoining *message)
 {
     struct group_error error = { 0 };
 
-    if (!is_sound(message))
+    if (!is_sound(message) || is_standing(node, peer, message))
         return;
     struct group_meeting *meeting = find(node, message->uid, message->name);
     if (!meeting) {
@@ -262,10 +327,7 @@ void group_home_joining(struct group_node *node, uint32_t peer, const Mok__Group
     if (guest->here && guest->node == peer && guest->join >= message->join)
         return; /* said twice, or overtaken */
     if (guest->here && guest->node != peer) {
-        group_error_set(&error, -MOK_ERANK, message->rank,
-                        "rank = %u: taken in group %s by session %" PRIu64 " of node %s", message->rank, meeting->name,
-                        guest->session, group_node_name(node, guest->node));
-        refuse(node, peer, message->join, &error);
+        refuse_taken(node, peer, message->join, meeting->name, message->rank, guest->session, guest->node);
         return;
     }
     admit(node, meeting, peer, message);
