@@ -22,12 +22,6 @@ void group_home_peer_lost(struct group_node *node, uint32_t peer);
 void group_home_tick(struct group_node *node);
 void group_home_release(struct group_node *node);
 
-/*
- * Who waits under the name of a group that stands is refused. False: a rank that waits is of a node of the group, which
- * knows then that it is over.
- */
-bool group_home_turn_away(struct group_node *node, const struct group_roster *standing);
-
 /* ------------------------------------------------------------------ group_standing.c */
 
 /* Takes the roster. There is none of that name yet. Where there are too many, the oldest is forgotten. */

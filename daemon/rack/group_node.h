@@ -27,6 +27,7 @@
 #define GROUP_PREPARE_MS 60000u /* for a node's part of a collective call, however large its memory */
 #define GROUP_MAX_MEETINGS 4096u
 #define GROUP_MAX_STANDINGS 4096u
+#define GROUP_TAKEN_MS 500u /* after so long a group is thought to stand as its home says */
 #define GROUP_ID_FLAG 0x80000000u /* in ids that nodes have in common; a node's own ones are below it */
 
 #define GROUP_REASON_MAX 120u

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The home of a group's name, once the group has formed: it keeps the name until a node of the group says that it is over,
- * so that a rank of it is refused as taken anywhere.
+ * so that a rank of it is refused as taken anywhere. Ranks that come are group_home.c's all the same.
  *
  *   (none) --formed here, or its lead says that it stands--> kept --over, its lead is lost, the home is another--> (none)
  *
@@ -82,7 +82,7 @@ static void over(struct group_node *node, uint32_t peer, uint32_t uid, const cha
         standing_free(node, standing);
 }
 
-/* Only the lead says so. Who waits here under that name in vain is told, unless the group's end is news on its way. */
+/* Only the lead says so. */
 static void stands(struct group_node *node, uint32_t peer, const Mok__GroupFormed *group)
 {
     struct group_error error;
@@ -90,7 +90,7 @@ static void stands(struct group_node *node, uint32_t peer, const Mok__GroupForme
 
     if (!roster || roster->rank[0].node != peer || find(node, roster->uid, roster->name))
         return;
-    if (group_node_home(node, roster->uid, roster->name) == node->self && group_home_turn_away(node, roster))
+    if (group_node_home(node, roster->uid, roster->name) == node->self)
         group_standing_keep(node, mok_take_pointer(&roster));
 }
 
