@@ -24,6 +24,9 @@ static int check_params(const struct mok_plan *plan, const struct mok_op_args *a
         return mok_args_refuse(ret, -MOK_ESTATE, MOK_ARG_PARAMS, 0);
     if (args->kind == MOK_KIND_FORWARD)
         return 0;
+    if (plan->spec.transposed_weights &&
+        (!params->gate_transposed || !params->up_transposed || !params->down_transposed))
+        return mok_args_refuse(ret, -MOK_ESTATE, MOK_ARG_PARAMS, 0);
     if (!params->d_gate || !params->d_up || !params->d_down ||
         (shared && (!params->d_shared_gate || !params->d_shared_up || !params->d_shared_down)))
         return mok_args_refuse(ret, -MOK_ESTATE, MOK_ARG_WGRADS, 0);

@@ -42,6 +42,7 @@ struct mok_layer_spec {
     uint32_t comm_units;
     uint32_t gradient_dtype; /* of the weight gradients, enum mok_dtype; 0: FP32 */
     uint32_t wgrad_precision; /* of their operands in an MXFP8 layer, enum mok_wgrad; 0: BF16 */
+    uint32_t transposed_weights; /* 1: a backward has the experts' weights transposed, too; of MXFP8 per 128 alone */
 };
 
 static inline bool mok_spec_bf16_gradients(const struct mok_layer_spec *spec)
@@ -127,6 +128,7 @@ enum mok_op_kind { MOK_KIND_FORWARD = 1, MOK_KIND_BACKWARD = 2 };
 struct mok_expert_params {
     const void *gate, *up, *down;
     const void *gate_scale, *up_scale, *down_scale;
+    const void *gate_transposed, *up_transposed, *down_transposed; /* codes alone; an engine need not use them */
     const void *shared_gate, *shared_up, *shared_down;
     void *d_gate, *d_up, *d_down;
     void *d_shared_gate, *d_shared_up, *d_shared_down;

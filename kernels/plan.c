@@ -110,6 +110,12 @@ static int check_spec(const struct mok_layer_spec *spec, struct mok_message *mes
     if (mok_spec_mxfp8_wgrad(spec) && spec->precision == MOK_BF16)
         return fail(message, -MOK_EDTYPE, "wgrad_precision = %u (mxfp8) is of MXFP8 layers, not of precision = %u (bf16)",
                     spec->wgrad_precision, spec->precision);
+    if ((r = check_range("transposed_weights", spec->transposed_weights, 0, 1, message)) < 0)
+        return r;
+    if (spec->transposed_weights && spec->precision != MOK_MXFP8_PER128)
+        return fail(message, -MOK_EDTYPE,
+                    "transposed_weights = %u is of layers of precision %u (mxfp8 per128) alone, not of %u",
+                    spec->transposed_weights, MOK_MXFP8_PER128, spec->precision);
     if (!isfinite(spec->clamp) || spec->clamp < 0)
         return fail(message, -MOK_ERANGE, "clamp = %g is not 0 (none) or a finite positive limit",
                     (double)spec->clamp);
@@ -233,6 +239,7 @@ int mok_plan_make(const struct mok_layer_spec *spec, const struct mok_device_lim
                   char *describe, size_t describe_size, struct mok_message *message)
 {
     const struct mok_plan_backend *backend;
+    struct mok_plan_choice tile_rows;
     struct text text = { describe, describe_size };
     struct mok_plan plan;
     int r;
@@ -253,12 +260,13 @@ int mok_plan_make(const struct mok_layer_spec *spec, const struct mok_device_lim
     plan.device = *device;
     plan.local_experts = spec->experts / spec->ep;
     plan.max_rows = (uint64_t)spec->ep * spec->max_tokens * spec->topk;
-    plan.tile_rows = (uint32_t)backend->tile_rows.value;
+    tile_rows = backend->tile_rows(&plan);
+    plan.tile_rows = (uint32_t)tile_rows.value;
 
     explain(&text, "local_experts = %u (%u experts over %u ranks)\n", plan.local_experts, spec->experts, spec->ep);
     explain(&text, "max_rows = %llu (ep * max_tokens * topk: every slot of every rank)\n",
             (unsigned long long)plan.max_rows);
-    explain(&text, "tile_rows = %u (%s)\n", plan.tile_rows, backend->tile_rows.reason);
+    explain(&text, "tile_rows = %u (%s)\n", plan.tile_rows, tile_rows.reason);
     r = choose_units(&plan, backend, &text, message);
     if (r < 0)
         return r;

@@ -18,8 +18,8 @@ struct mok_plan_choice {
 };
 
 struct mok_plan_backend {
-    struct mok_plan_choice tile_rows;
-
+    /* an expert's rows begin at multiples of it, and so do macrobatches and minibatches */
+    struct mok_plan_choice (*tile_rows)(const struct mok_plan *plan);
     /* comm units where the spec does not say; `units` of the device are at hand */
     struct mok_plan_choice (*comm_units)(const struct mok_plan *plan);
     /* largest legal number of comm units, and the units left to compute with `comm` of them */

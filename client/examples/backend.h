@@ -45,8 +45,9 @@ struct backend {
     void (*initialise)(float *to, size_t count, float constant, float deviation, uint64_t seed, uint64_t stream);
 
     void (*to_bf16)(size_t count, const float *from, uint16_t *to);
-    /* FP32 weights to MXFP8, as libmok does it. */
-    int (*to_mxfp8)(const mok_mxfp8_options *options, const float *from, uint8_t *data, uint8_t *scales);
+    /* FP32 weights to MXFP8, and their transposes unless NULL, as libmok does it. */
+    int (*to_mxfp8)(const mok_mxfp8_options *options, const float *from, uint8_t *data, uint8_t *scales,
+                    uint8_t *transposed, uint8_t *transposed_scales);
     void (*add_bf16)(size_t count, const uint16_t *from, float *to);
     /* c[m][n] = a b + beta c, beta 0 or 1; nt: a[m][k] b[n][k], nn: a[m][k] b[k][n], tn: a[k][m] b[k][n] */
     void (*gemm_nt)(size_t m, size_t n, size_t k, const float *a, const float *b, float beta, float *c);

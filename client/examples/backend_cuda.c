@@ -134,9 +134,10 @@ static void cuda_to_bf16(size_t count, const float *from, uint16_t *to)
     check(kernel_to_bf16(stream, count, from, to));
 }
 
-static int cuda_to_mxfp8(const mok_mxfp8_options *options, const float *from, uint8_t *data, uint8_t *scales)
+static int cuda_to_mxfp8(const mok_mxfp8_options *options, const float *from, uint8_t *data, uint8_t *scales,
+                         uint8_t *transposed, uint8_t *transposed_scales)
 {
-    return mok_mxfp8_quantize_on_stream(options, from, data, scales, NULL, NULL, (mok_stream)stream);
+    return mok_mxfp8_quantize_on_stream(options, from, data, scales, transposed, transposed_scales, (mok_stream)stream);
 }
 
 static void cuda_add_bf16(size_t count, const uint16_t *from, float *to)

@@ -55,9 +55,14 @@ static void host_copy(void *to, const void *from, size_t bytes)
     memcpy(to, from, bytes);
 }
 
-static int host_to_mxfp8(const mok_mxfp8_options *options, const float *from, uint8_t *data, uint8_t *scales)
+static int host_to_mxfp8(const mok_mxfp8_options *options, const float *from, uint8_t *data, uint8_t *scales,
+                         uint8_t *transposed, uint8_t *transposed_scales)
 {
-    return mok_mxfp8_quantize(options, from, data, scales);
+    mok_mxfp8_options turned = *options;
+    int rc = mok_mxfp8_quantize(options, from, data, scales);
+
+    turned.flags |= MOK_QUANTIZE_TRANSPOSE;
+    return rc < 0 || !transposed ? rc : mok_mxfp8_quantize(&turned, from, transposed, transposed_scales);
 }
 
 static void host_initialise(float *to, size_t count, float constant, float deviation, uint64_t seed, uint64_t stream)

@@ -26,6 +26,7 @@ struct layer {
     mok_layer *layer;
     mok_buffer *symmetric, *private;
     mok_view weights[MOE_WEIGHTS], scales[MOE_WEIGHTS], gradients[MOE_WEIGHTS];
+    mok_view transposed[MOE_WEIGHTS], transposed_scales[MOE_WEIGHTS]; /* MXFP8 per 128; scales are not bound */
     struct slot *slots;
 };
 
@@ -63,9 +64,24 @@ static size_t row_length(const struct moe_config *config, enum moe_weight which)
     return which == MOE_DOWN ? config->intermediate : config->hidden;
 }
 
+/* Rows of one expert's matrix. */
+static size_t matrix_rows(const struct moe_config *config, enum moe_weight which)
+{
+    return which == MOE_DOWN ? config->hidden : config->intermediate;
+}
+
 static int in_mxfp8(const struct moe_config *config, enum moe_weight which)
 {
     return config->precision != MOK_BF16 && which < MOE_SHARED_GATE;
+}
+
+/*
+ * Weights per 128 have one scale for 128 x 128 values: the fastest, and it holds both ways, so a backward need not turn
+ * them itself.
+ */
+static int in_tiles(const struct moe_config *config, enum moe_weight which)
+{
+    return config->precision == MOK_MXFP8_PER128 && which < MOE_SHARED_GATE;
 }
 
 static unsigned weight_kinds(const struct moe_config *config)
@@ -97,6 +113,12 @@ static void lay_out(struct moe *moe, struct layer *layer, uint64_t context_bytes
         if (in_mxfp8(config, (enum moe_weight)w)) {
             layer->weights[w] = carve(&private, count);
             layer->scales[w] = carve(&private, mok_mxfp8_scale_bytes(count / length, length));
+            if (in_tiles(config, (enum moe_weight)w)) {
+                size_t height = matrix_rows(config, (enum moe_weight)w);
+
+                layer->transposed[w] = carve(&private, count);
+                layer->transposed_scales[w] = carve(&private, mok_mxfp8_scale_bytes(count / height, height));
+            }
         } else {
             layer->weights[w] = carve(&private, count * sizeof(uint16_t));
         }
@@ -124,6 +146,8 @@ static void give_memory(const struct moe_config *config, struct layer *layer)
         layer->weights[w].buffer = layer->gradients[w].buffer = layer->private;
         if (in_mxfp8(config, (enum moe_weight)w))
             layer->scales[w].buffer = layer->private;
+        if (in_tiles(config, (enum moe_weight)w))
+            layer->transposed[w].buffer = layer->transposed_scales[w].buffer = layer->private;
     }
     for (unsigned m = 0; m < config->micro_batches; m++) {
         struct slot *slot = &layer->slots[m];
@@ -154,6 +178,9 @@ static int bind_weights(struct layer *layer)
         .gate_scale = layer->scales[MOE_GATE],
         .up_scale = layer->scales[MOE_UP],
         .down_scale = layer->scales[MOE_DOWN],
+        .gate_transposed = layer->transposed[MOE_GATE],
+        .up_transposed = layer->transposed[MOE_UP],
+        .down_transposed = layer->transposed[MOE_DOWN],
     };
     int rc = mok_layer_bind(layer->layer, &params);
 
@@ -173,6 +200,7 @@ static int layer_open(struct moe *moe, struct layer *layer)
         .precision = config->precision,
         .wgrad_precision = config->wgrad,
         .shared_intermediate = config->shared_intermediate,
+        .transposed_weights = config->precision == MOK_MXFP8_PER128,
     };
     uint64_t symmetric, private;
     mok_layer_memory memory;
@@ -338,14 +366,17 @@ struct moe_activations moe_activations(struct moe *moe, unsigned layer, unsigned
 int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, const float *values)
 {
     const struct moe_config *config = &moe->config;
-    size_t count = moe_weight_count(moe, which), length = row_length(config, which);
-    void *weights = address(moe->layers[layer].weights[which]);
+    const struct layer *to = &moe->layers[layer];
+    size_t count = moe_weight_count(moe, which), length = row_length(config, which), rows = matrix_rows(config, which);
+    void *weights = address(to->weights[which]);
     mok_mxfp8_options options = {
         .size = sizeof(options),
-        .rows = count / length,
+        .matrices = count / length / rows,
+        .rows = rows,
         .columns = length,
         .dtype = MOK_DTYPE_F32,
         .precision = config->precision,
+        .flags = in_tiles(config, which) ? MOK_QUANTIZE_TILES : 0,
     };
     int rc;
 
@@ -353,7 +384,8 @@ int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, cons
         config->backend->to_bf16(count, values, weights);
         return 0;
     }
-    rc = config->backend->to_mxfp8(&options, values, weights, address(moe->layers[layer].scales[which]));
+    rc = config->backend->to_mxfp8(&options, values, weights, address(to->scales[which]), address(to->transposed[which]),
+                                   address(to->transposed_scales[which]));
     return rc < 0 ? failed(rc, "quantising weights") : 0;
 }
 

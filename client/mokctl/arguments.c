@@ -28,7 +28,7 @@ const char mokctl_usage[] =
     "            the plan and the exact memory of a layer that is not there; further options:\n"
     "            --ep N (1), --device D (0), --precision bf16|mxfp8-per32|mxfp8-per128 (bf16),\n"
     "            --shared-intermediate S, --clamp L, --ring-bytes B, --minibatch-rows M, --comm-units C,\n"
-    "            --gradients f32|bf16 (f32), --wgrad bf16|mxfp8 (bf16)\n"
+    "            --gradients f32|bf16 (f32), --wgrad bf16|mxfp8 (bf16), --transposed-weights\n"
     "  quota [--user U | --all]\n"
     "            what a user has and may have, by user name or number (of others: administrators alone), with the Unix\n"
     "            groups that bind him; --all: of everybody\n"
@@ -84,6 +84,7 @@ enum option_value {
     OPTION_COMM_UNITS,
     OPTION_GRADIENTS,
     OPTION_WGRAD,
+    OPTION_TRANSPOSED_WEIGHTS,
     OPTION_SHAPES, /* how many those are */
     OPTION_RANK = OPTION_SHAPES,
     OPTION_EXPLAIN,
@@ -108,6 +109,7 @@ static const struct option options[] = {
     [OPTION_COMM_UNITS] = { "comm-units", required_argument, NULL, OPTION_COMM_UNITS },
     [OPTION_GRADIENTS] = { "gradients", required_argument, NULL, OPTION_GRADIENTS },
     [OPTION_WGRAD] = { "wgrad", required_argument, NULL, OPTION_WGRAD },
+    [OPTION_TRANSPOSED_WEIGHTS] = { "transposed-weights", no_argument, NULL, OPTION_TRANSPOSED_WEIGHTS },
     [OPTION_RANK] = { "rank", required_argument, NULL, OPTION_RANK },
     [OPTION_EXPLAIN] = { "explain", no_argument, NULL, OPTION_EXPLAIN },
     [OPTION_JSON] = { "json", no_argument, NULL, OPTION_JSON },
@@ -224,6 +226,9 @@ static int parse_shape(int option, const char *text, struct mokctl_arguments *re
         return parse_gradients(text, &spec->gradient_dtype);
     case OPTION_WGRAD:
         return parse_wgrad(text, &spec->wgrad_precision);
+    case OPTION_TRANSPOSED_WEIGHTS:
+        spec->transposed_weights = 1;
+        return 0;
     default:
         return parse_u32("--rank", text, &ret->rank);
     }

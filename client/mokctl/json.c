@@ -136,6 +136,7 @@ static cJSON *spec_json(const Mok__LayerSpec *s)
     mokctl_json_number(object, "comm_units", s->comm_units);
     cJSON_AddStringToObject(object, "gradients", s->gradient_dtype == MOK_DTYPE_BF16 ? "bf16" : "f32");
     cJSON_AddStringToObject(object, "wgrad", s->wgrad_precision == MOK_WGRAD_MXFP8 ? "mxfp8" : "bf16");
+    cJSON_AddBoolToObject(object, "transposed_weights", s->transposed_weights != 0);
     return object;
 }
 

@@ -130,6 +130,17 @@ static int check_wgrad_precision(uint32_t wgrad, uint32_t precision)
     return 0;
 }
 
+static int check_transposed_weights(uint32_t transposed, uint32_t precision)
+{
+    int r = check_range("transposed_weights", transposed, 0, 1);
+    if (r < 0)
+        return r;
+    if (transposed && precision != MOK_MXFP8_PER128)
+        return client_fail(MOK_EDTYPE, "transposed_weights is 1, must be 0 where precision is not %d (mxfp8-per128) but %" PRIu32,
+                           MOK_MXFP8_PER128, precision);
+    return 0;
+}
+
 int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__LayerSpec *ret)
 {
     mok_layer_options o;
@@ -142,7 +153,8 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
         (r = check_range("topk", o.topk, 1, MOK_MAX_TOPK)) < 0 ||
         (r = check_range("max_tokens", o.max_tokens, 1, MOK_MAX_TOKENS)) < 0 || (r = check_precision(o.precision)) < 0 ||
         (r = check_gradient_dtype(o.gradient_dtype)) < 0 ||
-        (r = check_wgrad_precision(o.wgrad_precision, o.precision)) < 0)
+        (r = check_wgrad_precision(o.wgrad_precision, o.precision)) < 0 ||
+        (r = check_transposed_weights(o.transposed_weights, o.precision)) < 0)
         return r;
     if (o.experts % ranks)
         return client_fail(MOK_ERANGE, "experts is %" PRIu32 ", must be a multiple of the group's %" PRIu32 " ranks",
@@ -164,6 +176,7 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
     ret->comm_units = o.comm_units;
     ret->gradient_dtype = o.gradient_dtype == MOK_DTYPE_F32 ? 0 : o.gradient_dtype; /* one way to say it */
     ret->wgrad_precision = o.wgrad_precision == MOK_WGRAD_BF16 ? 0 : o.wgrad_precision;
+    ret->transposed_weights = o.transposed_weights;
     return 0;
 }
 

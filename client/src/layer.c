@@ -21,8 +21,8 @@ int layer_ready(const mok_layer *layer, unsigned opcode)
         return client_fail(MOK_ESTATE, "layer %" PRIu32 " has not all its weights bound, see mok_layer_bind",
                            layer->id);
     if (opcode == MOK_OP_BACKWARD && !layer->has_gradients)
-        return client_fail(MOK_ESTATE, "layer %" PRIu32 " has not all its weight gradients bound, see mok_layer_bind",
-                           layer->id);
+        return client_fail(MOK_ESTATE, "layer %" PRIu32 " has not all its weight gradients%s bound, see mok_layer_bind",
+                           layer->id, layer->spec.transposed_weights ? " and transposed weights" : "");
     return 0;
 }
 
@@ -66,6 +66,9 @@ static int check_spec(const mok_group *group, const mok_layer_options *options, 
     if (ret->wgrad_precision && !(group->session->features & MOK_FEATURE_WGRAD))
         return client_fail(MOK_ENOTSUP, "wgrad_precision is %" PRIu32 ", must be 0: mokd is older and knows BF16 alone",
                            ret->wgrad_precision);
+    if (ret->transposed_weights && !(group->session->features & MOK_FEATURE_TRANSPOSED))
+        return client_fail(MOK_ENOTSUP, "transposed_weights is %" PRIu32 ", must be 0: mokd is older and takes none",
+                           ret->transposed_weights);
     return 0;
 }
 
@@ -201,7 +204,7 @@ _public_ int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacit
 
 /* ------------------------------------------------------------------ binding */
 
-enum param_role { WEIGHT, SCALE, GRADIENT };
+enum param_role { WEIGHT, SCALE, TRANSPOSED, GRADIENT }; /* the last two are a backward's */
 enum param_shape { EXPERT_IN, EXPERT_OUT, SHARED_IN, SHARED_OUT }; /* [E_l][I][H], [E_l][H][I], [Is][H], [H][Is] */
 
 struct param {
@@ -224,7 +227,8 @@ static const struct param params[LAYER_PARAMS] = {
     PARAM(shared_down, WEIGHT, SHARED_OUT),  PARAM(d_shared_gate, GRADIENT, SHARED_IN),
     PARAM(d_shared_up, GRADIENT, SHARED_IN), PARAM(d_shared_down, GRADIENT, SHARED_OUT),
     PARAM(gate_scale, SCALE, EXPERT_IN),     PARAM(up_scale, SCALE, EXPERT_IN),
-    PARAM(down_scale, SCALE, EXPERT_OUT),
+    PARAM(down_scale, SCALE, EXPERT_OUT),    PARAM(gate_transposed, TRANSPOSED, EXPERT_IN),
+    PARAM(up_transposed, TRANSPOSED, EXPERT_IN), PARAM(down_transposed, TRANSPOSED, EXPERT_OUT),
 };
 #undef PARAM
 
@@ -238,6 +242,8 @@ static bool param_exists(const Mok__LayerSpec *spec, const struct param *p)
 {
     if (p->role == SCALE && spec->precision == MOK_BF16)
         return false;
+    if (p->role == TRANSPOSED)
+        return spec->transposed_weights != 0;
     return !param_is_shared(p) || spec->shared_intermediate > 0;
 }
 
@@ -264,6 +270,20 @@ static const mok_view *param_view(const mok_layer_params *from, const struct par
     return (const mok_view *)(const void *)((const char *)from + p->view);
 }
 
+/* Refuses a parameter that the layer has not. */
+static int fail_absent(const struct param *p)
+{
+    static const char *const why[] = {
+        [WEIGHT] = "shared_intermediate is 0",
+        [SCALE] = "precision is bf16",
+        [TRANSPOSED] = "transposed_weights is 0",
+        [GRADIENT] = "shared_intermediate is 0",
+    };
+
+    return client_fail(p->role == SCALE ? MOK_EDTYPE : MOK_EARG, "%s is given, must be absent: the layer's %s", p->name,
+                       why[p->role]);
+}
+
 static int check_params(const mok_layer *layer, const mok_layer_params *from, struct mok_region regions[LAYER_PARAMS])
 {
     const mok_group *group = layer->group;
@@ -274,10 +294,7 @@ static int check_params(const mok_layer *layer, const mok_layer_params *from, st
         const struct param *p = &params[i];
         const mok_view *view = param_view(from, p);
         if (view->buffer && !param_exists(&layer->spec, p))
-            return p->role == SCALE
-                       ? client_fail(MOK_EDTYPE, "%s is given, must be absent: the layer's precision is bf16", p->name)
-                       : client_fail(MOK_EARG, "%s is given, must be absent: the layer's shared_intermediate is 0",
-                                     p->name);
+            return fail_absent(p);
         views[i] = (struct check_view){
             .name = p->name,
             .view = view,
@@ -288,10 +305,11 @@ static int check_params(const mok_layer *layer, const mok_layer_params *from, st
     return check_views(&place, views, LAYER_PARAMS, regions);
 }
 
-static bool all_bound(const mok_layer *layer, const struct mok_region regions[LAYER_PARAMS], bool gradients)
+/* All that a forward needs, or all that a backward needs beside it. */
+static bool all_bound(const mok_layer *layer, const struct mok_region regions[LAYER_PARAMS], bool backward)
 {
     for (size_t i = 0; i < LAYER_PARAMS; i++) {
-        bool counts = param_exists(&layer->spec, &params[i]) && (params[i].role == GRADIENT) == gradients;
+        bool counts = param_exists(&layer->spec, &params[i]) && (params[i].role >= TRANSPOSED) == backward;
         if (counts && !regions[i].buffer)
             return false;
     }

@@ -91,7 +91,8 @@ static int say_hello(struct keeper *keeper, struct control *next, const struct n
     resume.n_object = names->objects;
     resume.object = names->list ? names->list + names->groups : NULL;
     body.protocol_min = body.protocol_max = PROTOCOL_VERSION;
-    body.features = MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS | MOK_FEATURE_WGRAD;
+    body.features = MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS | MOK_FEATURE_WGRAD |
+                    MOK_FEATURE_TRANSPOSED;
     body.job = (char *)"resume"; /* the session has its own */
     body.resume = &resume;
     request.body_case = MOK__REQUEST__BODY_HELLO;

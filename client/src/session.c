@@ -103,7 +103,8 @@ static int hello(mok_session *session, const mok_session_options *o, const char 
     body.protocol_max = PROTOCOL_VERSION;
     body.job = (char *)job;
     body.weight = o->weight;
-    body.features = MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS | MOK_FEATURE_WGRAD;
+    body.features = MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS | MOK_FEATURE_WGRAD |
+                    MOK_FEATURE_TRANSPOSED;
     request.body_case = MOK__REQUEST__BODY_HELLO;
     request.hello = &body;
     int r = session_call(session, &request, MOK__REPLY__BODY_HELLO, 0, &answer);

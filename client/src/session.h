@@ -73,7 +73,7 @@ struct mok_buffer {
     uint32_t operations; /* in flight; the port's lock */
 };
 
-#define LAYER_PARAMS 15
+#define LAYER_PARAMS 18
 
 struct mok_layer {
     mok_group *group;

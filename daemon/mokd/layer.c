@@ -35,6 +35,7 @@ void mokd_layer_spec_read(const Mok__LayerSpec *message, uint32_t ep, uint32_t r
         .comm_units = message->comm_units,
         .gradient_dtype = message->gradient_dtype,
         .wgrad_precision = message->wgrad_precision,
+        .transposed_weights = message->transposed_weights,
     };
 }
 
@@ -54,6 +55,7 @@ void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *
     ret->comm_units = spec->comm_units;
     ret->gradient_dtype = spec->gradient_dtype;
     ret->wgrad_precision = spec->wgrad_precision;
+    ret->transposed_weights = spec->transposed_weights;
 }
 
 void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret)

@@ -14,7 +14,7 @@
 #include "storage.h"
 
 #define MOKD_DESCRIBE_BYTES 16384u
-#define MOKD_PARAMS 15u /* regions of LayerParams */
+#define MOKD_PARAMS 18u /* regions of LayerParams */
 
 /* Where a parameter lies; buffer 0: absent. */
 struct mokd_region {

@@ -11,7 +11,15 @@
 #define BF16_BYTES 2u
 #define F32_BYTES 4u
 
-enum role { ROLE_WEIGHT, ROLE_SCALE_HIDDEN, ROLE_SCALE_INTERMEDIATE, ROLE_GRADIENT, ROLE_SHARED, ROLE_SHARED_GRADIENT };
+enum role {
+    ROLE_WEIGHT,
+    ROLE_SCALE_HIDDEN,
+    ROLE_SCALE_INTERMEDIATE,
+    ROLE_GRADIENT,
+    ROLE_SHARED,
+    ROLE_SHARED_GRADIENT,
+    ROLE_TRANSPOSED,
+};
 
 struct param {
     const char *name;
@@ -37,6 +45,9 @@ static void list_params(const Mok__LayerParams *params, struct param ret[MOKD_PA
         { "d_shared_gate", ROLE_SHARED_GRADIENT, params->d_shared_gate },
         { "d_shared_up", ROLE_SHARED_GRADIENT, params->d_shared_up },
         { "d_shared_down", ROLE_SHARED_GRADIENT, params->d_shared_down },
+        { "gate_transposed", ROLE_TRANSPOSED, params->gate_transposed },
+        { "up_transposed", ROLE_TRANSPOSED, params->up_transposed },
+        { "down_transposed", ROLE_TRANSPOSED, params->down_transposed },
     };
     for (size_t i = 0; i < MOKD_PARAMS; i++)
         ret[i] = list[i];
@@ -51,7 +62,8 @@ static const size_t places[MOKD_PARAMS] = {
     offsetof(Mok__LayerParams, d_down),        offsetof(Mok__LayerParams, shared_gate),
     offsetof(Mok__LayerParams, shared_up),     offsetof(Mok__LayerParams, shared_down),
     offsetof(Mok__LayerParams, d_shared_gate), offsetof(Mok__LayerParams, d_shared_up),
-    offsetof(Mok__LayerParams, d_shared_down),
+    offsetof(Mok__LayerParams, d_shared_down), offsetof(Mok__LayerParams, gate_transposed),
+    offsetof(Mok__LayerParams, up_transposed), offsetof(Mok__LayerParams, down_transposed),
 };
 
 void mokd_layer_params_regions(const Mok__LayerParams *params, struct mokd_region ret[MOKD_PARAMS])
@@ -104,6 +116,8 @@ static uint64_t needed_bytes(const struct mok_plan *plan, enum role role)
         return shared * hidden * BF16_BYTES;
     case ROLE_SHARED_GRADIENT:
         return shared * hidden * gradient;
+    case ROLE_TRANSPOSED:
+        return spec->transposed_weights ? experts * wide * hidden : 0;
     }
     return 0;
 }

@@ -19,7 +19,8 @@
 #include "wire.h"
 
 #define MOKD_PROTOCOL 1u /* of control.proto */
-#define MOKD_FEATURES (MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS | MOK_FEATURE_WGRAD)
+#define MOKD_FEATURES                                                                                                  \
+    (MOK_FEATURE_RESUME | MOK_FEATURE_GRADIENTS | MOK_FEATURE_WGRAD | MOK_FEATURE_TRANSPOSED)
 #define MOKD_RESERVE 4
 #define MOKD_TEXT_MAX 512 /* bytes of a sentence in an answer */
 

@@ -101,6 +101,7 @@ static int agree_on_spec(const struct mok_layer_spec *first, const struct mok_la
         { "comm_units", first->comm_units, other->comm_units },
         { "gradient_dtype", first->gradient_dtype, other->gradient_dtype },
         { "wgrad_precision", first->wgrad_precision, other->wgrad_precision },
+        { "transposed_weights", first->transposed_weights, other->transposed_weights },
     };
     for (size_t i = 0; i < ARRAY_SIZE(field); i++)
         if (field[i].first != field[i].other)

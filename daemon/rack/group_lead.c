@@ -301,6 +301,7 @@ static void take_params(const Mok__GroupCall *message, const struct group_lead *
             .comm_units = spec->comm_units,
             .gradient_dtype = spec->gradient_dtype,
             .wgrad_precision = spec->wgrad_precision,
+            .transposed_weights = spec->transposed_weights,
         };
     if (map)
         ret->map = (struct group_map){

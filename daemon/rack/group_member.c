@@ -549,6 +549,7 @@ int group_node_call(struct group_node *node, uint32_t group, uint32_t rank, uint
         spec.comm_units = params->spec.comm_units;
         spec.gradient_dtype = params->spec.gradient_dtype;
         spec.wgrad_precision = params->spec.wgrad_precision;
+        spec.transposed_weights = params->spec.transposed_weights;
         map.kind = params->map.kind;
         map.symmetric_bytes = params->map.symmetric_bytes;
         map.sym_ids = params->map.sym_ids;

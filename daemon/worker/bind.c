@@ -23,6 +23,9 @@ static const char *const param_name[WORKER_PARAM_COUNT] = {
     [WORKER_PARAM_SHARED_GATE] = "shared_gate",
     [WORKER_PARAM_SHARED_UP] = "shared_up",
     [WORKER_PARAM_SHARED_DOWN] = "shared_down",
+    [WORKER_PARAM_GATE_TRANSPOSED] = "gate_transposed",
+    [WORKER_PARAM_UP_TRANSPOSED] = "up_transposed",
+    [WORKER_PARAM_DOWN_TRANSPOSED] = "down_transposed",
     [WORKER_PARAM_D_GATE] = "d_gate",
     [WORKER_PARAM_D_UP] = "d_up",
     [WORKER_PARAM_D_DOWN] = "d_down",
@@ -52,6 +55,12 @@ static const Mok__Region *region_of(const Mok__LayerParams *params, enum worker_
         return params->shared_up;
     case WORKER_PARAM_SHARED_DOWN:
         return params->shared_down;
+    case WORKER_PARAM_GATE_TRANSPOSED:
+        return params->gate_transposed;
+    case WORKER_PARAM_UP_TRANSPOSED:
+        return params->up_transposed;
+    case WORKER_PARAM_DOWN_TRANSPOSED:
+        return params->down_transposed;
     case WORKER_PARAM_D_GATE:
         return params->d_gate;
     case WORKER_PARAM_D_UP:
@@ -92,6 +101,10 @@ static uint64_t param_bytes(const struct mok_plan *plan, enum worker_param param
     case WORKER_PARAM_SHARED_UP:
     case WORKER_PARAM_SHARED_DOWN:
         return s * h * BF16_BYTES;
+    case WORKER_PARAM_GATE_TRANSPOSED:
+    case WORKER_PARAM_UP_TRANSPOSED:
+    case WORKER_PARAM_DOWN_TRANSPOSED:
+        return spec->transposed_weights ? e * i * h : 0;
     case WORKER_PARAM_D_GATE:
     case WORKER_PARAM_D_UP:
     case WORKER_PARAM_D_DOWN:

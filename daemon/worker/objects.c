@@ -236,6 +236,7 @@ static struct mok_layer_spec spec_of(const Mok__LayerSpec *spec, const struct wo
         .comm_units = spec->comm_units,
         .gradient_dtype = spec->gradient_dtype,
         .wgrad_precision = spec->wgrad_precision,
+        .transposed_weights = spec->transposed_weights,
     };
 }
 

@@ -7,8 +7,8 @@
 #define MOK_CUDA_BACKWARD_FETCH_CUH
 
 #include "backward_task.cuh"
+#include "backward_stored.cuh"
 #include "gather.cuh"
-#include "loader.cuh"
 
 namespace mok
 {
@@ -17,8 +17,7 @@ namespace
 
 /* ---- loader: weight tiles, d_a, d_b, weighted h; stored sums ---- */
 
-struct backward_loader : loader_base {
-    const mok_cuda_backward_args &p;
+struct backward_loader : stored_loader {
     uint32_t here = ~0u; /* the run whose rows are known to be there */
 
     /* 64 rows of 256 columns; each block fetches half and gives it to both, unless it is `alone`. */
@@ -91,42 +90,6 @@ struct backward_loader : loader_base {
         }
     }
 
-    /* The same where they are BF16: two boxes. */
-    __device__ void stored_bf16(const wgrad_task &w, uint32_t stages)
-    {
-        const CUtensorMap *map = &p.set[w.shared].gradient[w.matrix];
-        const int32_t hidden = w.hidden(b.rank), e = w.expert;
-        for (uint32_t q = 0; q < stored_stages; q++, pipe.n++) {
-            uint32_t full = begin(stages - q, stages, 2 * box_bytes), dst = b_at();
-            int32_t inter = w.inter() + 64 * q;
-#pragma unroll
-            for (uint32_t i = 0; i < 2; i++)
-                if (w.matrix == MOK_WGRAD_DOWN)
-                    tma_load_3d(dst + i * box_bytes, map, full, inter, hidden + 64 * i, e);
-                else
-                    tma_load_3d(dst + i * box_bytes, map, full, hidden + 64 * i, inter, e);
-        }
-    }
-
-    /* The stored sums, 64 intermediate columns a stage: of gate and up 64 rows of 128, of down 128 rows of 64. */
-    __device__ void stored_sums(const wgrad_task &w, uint32_t stages)
-    {
-        if (p.narrow && !(w.cuts & MOK_RUN_GOES_ON))
-            return stored_bf16(w, stages);
-        const CUtensorMap *map = (w.cuts & MOK_RUN_GOES_ON) ? &p.sums[w.matrix == MOK_WGRAD_DOWN] : &p.set[w.shared].gradient[w.matrix];
-        const int32_t hidden = w.hidden(b.rank), e = (w.cuts & MOK_RUN_GOES_ON) ? sums_plane(w, false) : w.expert;
-        for (uint32_t q = 0; q < stored_stages; q++, pipe.n++) {
-            uint32_t full = begin(stages - q, stages, MOK_B_BYTES), dst = b_at();
-            int32_t inter = w.inter() + 64 * q;
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++)
-                if (w.matrix == MOK_WGRAD_DOWN)
-                    tma_load_3d(dst + i * box_bytes, map, full, inter + i / 2 * 32, hidden + i % 2 * 64, e);
-                else
-                    tma_load_3d(dst + i * box_bytes, map, full, hidden + i * 32, inter, e);
-        }
-    }
-
     /*
      * Waits until all rows of the run are there, which also says that the stored sums are. The whole warp looks, once a run:
      * to look at a counter takes as long as a k-block, 128 rows have one, and most tasks go on with the run of the one before.
@@ -160,7 +123,7 @@ struct backward_loader : loader_base {
 
 __device__ void load(const mok_cuda_backward_args &p, const block_view &b, uint32_t lane)
 {
-    backward_loader l = { { p.common, b, {} }, p };
+    backward_loader l = { { { p.common, b, {} }, p } };
     for (uint32_t n = 0;; n++) {
         uint4 v = next_task(b, n, lane);
         task t = decode(v);

@@ -28,13 +28,13 @@ struct wgrad_task {
     uint32_t cuts;       /* of BF16 gradients: where the sums come from, or go to, FP32 ones between two macrobatches */
 
     /* A run without rows has one block of zeros: its operands lie outside of everything. */
-    __device__ uint32_t k_blocks() const
+    template <uint32_t Depth = MOK_TILE_K> __device__ uint32_t k_blocks() const
     {
-        return (max(rows, 1u) + MOK_TILE_K - 1) / MOK_TILE_K;
+        return (max(rows, 1u) + Depth - 1) / Depth;
     }
-    __device__ uint32_t stages() const
+    template <uint32_t Depth = MOK_TILE_K> __device__ uint32_t stages() const
     {
-        return k_blocks() + (stored ? stored_stages : 0);
+        return k_blocks<Depth>() + (stored ? stored_stages : 0);
     }
     /* First hidden column of this block. */
     __device__ uint32_t hidden(uint32_t rank) const

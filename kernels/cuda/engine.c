@@ -194,6 +194,7 @@ static void fill_schedule(struct mok_engine_layer *l)
         .units_per_chunk = l->layout.units_per_chunk,
         .shared_row64 = (uint32_t)(l->layout.padded_rows / MOK_SEGMENT_ALIGN),
         .ring_rows = l->plan.ring_rows,
+        .tile_rows64 = l->plan.tile_rows / MOK_SEGMENT_ALIGN,
         .counters = l->layout.counters,
         .head = (struct mok_cuda_head *)(m + l->layout.head),
         .segments = (struct mok_cuda_segment *)(m + l->layout.segments),
@@ -276,10 +277,10 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     if (plan->device.kind != MOK_DEVICE_CUDA)
         return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
                     MOK_DEVICE_CUDA);
-    if (mok_spec_mxfp8_wgrad(&plan->spec))
+    if (mok_spec_mxfp8_wgrad(&plan->spec) && plan->spec.precision != MOK_MXFP8_PER128)
         return fail(message, -MOK_ENOTSUP,
-                    "wgrad_precision = %u (mxfp8): the CUDA engine's weight gradients are products of bf16 (%u)",
-                    plan->spec.wgrad_precision, MOK_WGRAD_BF16);
+                    "wgrad_precision = %u (mxfp8) with precision = %u: the CUDA engine has it with %u (mxfp8 per128)",
+                    plan->spec.wgrad_precision, plan->spec.precision, MOK_MXFP8_PER128);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */
@@ -620,7 +621,7 @@ static void describe_rows(struct mok_cuda_run_entry *e, struct mok_op_result *re
 
     for (uint32_t i = 0; i < plan->local_experts; i++) {
         e->expert_rows[i] = report->expert_rows[i];
-        ret->padded_rows += mok_round_up(e->expert_rows[i], MOK_SEGMENT_ALIGN);
+        ret->padded_rows += mok_round_up(e->expert_rows[i], plan->tile_rows);
     }
     uint64_t whole = ret->padded_rows / plan->ring_rows, rest = ret->padded_rows % plan->ring_rows;
     ret->macrobatches = whole + (rest != 0);

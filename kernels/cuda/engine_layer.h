@@ -84,6 +84,8 @@ struct mok_engine_layer {
     struct mok_cuda_backward_args backward;
     struct mok_cuda_mx_args mx;
     struct mok_cuda_mx_backward_args mx_backward;
+    struct mok_cuda_tokenwise_args tokenwise;
+    struct mok_cuda_mx_wgrad_args mx_wgrad;
     struct mok_cuda_schedule_args schedule;
     struct mok_cuda_graph graph[MOK_CUDA_ENTRIES][MOK_KIND_BACKWARD + 1]; /* by entry and enum mok_op_kind */
 };

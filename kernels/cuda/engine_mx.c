@@ -21,8 +21,8 @@ bool mok_cuda_is_per32(const struct mok_engine_layer *l)
 
 int mok_cuda_mx_ready(void)
 {
-    int (*const setup[])(void) = { mok_cuda_mx_setup, mok_cuda_mx_backward_setup, mok_cuda_mx_setup_32,
-                                   mok_cuda_mx_backward_setup_32 };
+    int (*const setup[])(void) = { mok_cuda_mx_setup, mok_cuda_mx_backward_setup, mok_cuda_mx_wgrad_setup,
+                                   mok_cuda_mx_setup_32, mok_cuda_mx_backward_setup_32 };
     int r = 0;
 
     for (unsigned i = 0; i < sizeof(setup) / sizeof(setup[0]) && r == 0; i++)
@@ -94,12 +94,12 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
                          void *stream)
 {
     const struct mok_layer_spec *spec = &l->plan.spec;
-    const bool backward = args->kind == MOK_KIND_BACKWARD;
+    const bool backward = args->kind == MOK_KIND_BACKWARD, wide = backward && !mok_spec_mxfp8_wgrad(spec);
     struct mok_cuda_quantize_args a = {
         .x = args->peer[spec->rank].x,
         .bad_id = bad_id,
         .to = l->symmetric[spec->rank] + l->plan.sym_engine,
-        .wide = backward ? l->private_memory + l->layout.x_wide : NULL,
+        .wide = wide ? l->private_memory + l->layout.x_wide : NULL,
         .row_bytes = l->mx.x_row_bytes,
         .tokens = args->tokens,
         .hidden = spec->hidden,
@@ -112,7 +112,7 @@ int mok_cuda_mx_quantize(struct mok_engine_layer *l, const struct mok_op_args *a
     if (r == 0 && backward) {
         a.x = args->peer[spec->rank].d_out;
         a.to += (uint64_t)spec->max_tokens * a.row_bytes;
-        a.wide = l->private_memory + l->layout.g_wide;
+        a.wide = wide ? l->private_memory + l->layout.g_wide : NULL;
         r = launch(&a, stream);
     }
     return r == 0 ? 0 : -MOK_EDEVICE;

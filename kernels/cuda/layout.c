@@ -56,6 +56,17 @@ uint64_t mok_cuda_turned_scale_bytes(const struct mok_plan *plan, uint64_t rows,
     return plan->local_experts * mok_div_up(rows, 128) * 2 * mok_div_up(columns, 256) * sizeof(float);
 }
 
+/* What an operand of MXFP8 weight gradients takes beside its scales, a row of the ring. */
+static uint64_t tokenwise_columns(const struct mok_plan *plan, unsigned operand)
+{
+    return operand <= MOK_TOKENWISE_G ? plan->spec.hidden : plan->spec.intermediate;
+}
+
+static bool has_wide(const struct mok_plan *plan)
+{
+    return is_mx(plan) && !mok_spec_mxfp8_wgrad(&plan->spec);
+}
+
 static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
 {
     const struct mok_layer_spec *spec = &plan->spec;
@@ -85,6 +96,16 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
                    3ull * l->down_tiles * (l->max_runs * l->hidden_tiles + l->shared_hidden_tiles);
 }
 
+static void place_tokenwise(const struct mok_plan *plan, uint64_t *at, struct mok_cuda_layout *l)
+{
+    for (unsigned i = 0; i < MOK_TOKENWISE; i++) {
+        uint64_t columns = tokenwise_columns(plan, i);
+
+        l->tokenwise[i] = place(at, plan->ring_rows * columns);
+        l->tokenwise_scale[i] = place(at, plan->ring_rows / MOK_MX_TILE_K * mok_div_up(columns, MOK_MX_TILE_K) * sizeof(float));
+    }
+}
+
 /* What only a forward of MXFP8 with scales of 128 values uses. */
 static void place_mx_forward(const struct mok_plan *plan, uint64_t *at, struct mok_cuda_layout *l)
 {
@@ -106,21 +127,27 @@ static void place_mx_backward(const struct mok_plan *plan, uint64_t *at, struct 
     const uint64_t padded = l->counters * MOK_SEGMENT_ALIGN, wide = (uint64_t)spec->max_tokens * hidden * 2;
     const uint64_t scales = plan->ring_rows * mok_cuda_h_scale_bytes(plan);
 
-    l->x_wide = place(at, wide);
-    l->g_wide = place(at, wide);
-    if (spec->ep > 1) {
+    if (has_wide(plan)) {
+        l->x_wide = place(at, wide);
+        l->g_wide = place(at, wide);
+        l->row_x_wide = place(at, padded * sizeof(uint64_t));
+        l->row_g_wide = place(at, padded * sizeof(uint64_t));
+    } else {
+        place_tokenwise(plan, at, l);
+    }
+    if (has_wide(plan) && spec->ep > 1) {
         l->x_wide_ring = place(at, plan->ring_rows * hidden * 2);
         l->g_wide_ring = place(at, plan->ring_rows * hidden * 2);
     }
-    l->row_x_wide = place(at, padded * sizeof(uint64_t));
-    l->row_g_wide = place(at, padded * sizeof(uint64_t));
     l->d_a_code = place(at, plan->ring_rows * inter);
     l->d_b_code = place(at, plan->ring_rows * inter);
     l->d_a_scale = place(at, scales);
     l->d_b_scale = place(at, scales);
-    l->gate_t = place(at, experts * hidden * inter);
-    l->up_t = place(at, experts * hidden * inter);
-    l->down_t = place(at, experts * hidden * inter);
+    if (!spec->transposed_weights) {
+        l->gate_t = place(at, experts * hidden * inter);
+        l->up_t = place(at, experts * hidden * inter);
+        l->down_t = place(at, experts * hidden * inter);
+    }
     l->gate_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, inter, hidden));
     l->up_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, inter, hidden));
     l->down_t_scale = place(at, mok_cuda_turned_scale_bytes(plan, hidden, inter));
@@ -141,8 +168,8 @@ static void place_backward(const struct mok_plan *plan, uint64_t *at, struct mok
     l->row_weight = place(at, padded * sizeof(float));
     l->a = place(at, rows);
     l->b = place(at, rows);
-    l->d_a = place(at, rows);
-    l->d_b = place(at, rows);
+    l->d_a = place(at, has_wide(plan) || !is_mx(plan) ? rows : 0);
+    l->d_b = place(at, has_wide(plan) || !is_mx(plan) ? rows : 0);
     if (plan->spec.ep > 1)
         l->g = place(at, plan->ring_rows * mok_cuda_x_row_bytes(plan));
     l->partial = place(at, plan->ring_rows * (is_mx(plan) ? l->gate_up_tiles : l->hidden_tiles) * sizeof(float));
@@ -181,7 +208,7 @@ void mok_cuda_layout_make(const struct mok_plan *plan, struct mok_cuda_layout *r
         l.row_pull = place(&at, l.counters * MOK_SEGMENT_ALIGN * sizeof(uint64_t));
     l.shared_h = place(&at, l.shared_rows * spec->shared_intermediate * 2);
     l.shared_y = place(&at, spec->shared_intermediate ? (uint64_t)spec->max_tokens * spec->hidden * 2 : 0);
-    l.h_wide = is_mx(plan) ? place(&at, plan->ring_rows * spec->intermediate * 2) : l.h;
+    l.h_wide = has_wide(plan) ? place(&at, plan->ring_rows * spec->intermediate * 2) : l.h;
     place_backward(plan, &at, &l);
     if (is_mx(plan)) {
         if (spec->precision == MOK_MXFP8_PER128)
@@ -205,6 +232,13 @@ void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret)
     *ret = kept;
 }
 
+static struct mok_plan_choice tile_rows(const struct mok_plan *plan)
+{
+    if (mok_spec_mxfp8_wgrad(&plan->spec))
+        return (struct mok_plan_choice){ MOK_MX_TILE_K, "rows that share scales in weight gradients" };
+    return (struct mok_plan_choice){ MOK_SEGMENT_ALIGN, "rows that one warpgroup multiplies" };
+}
+
 static struct mok_plan_choice comm_units(const struct mok_plan *plan)
 {
     if (plan->spec.ep == 1)
@@ -226,18 +260,24 @@ static uint32_t compute_units(const struct mok_plan *plan, uint32_t comm)
 
 static uint64_t ring_row_bytes(const struct mok_plan *plan)
 {
+    const uint64_t hidden = plan->spec.hidden, inter = plan->spec.intermediate, remote = plan->spec.ep > 1;
     /* codes and scales of h, d_a and d_b, of x, of rows of d_out of other ranks; MXFP8 has them beside what BF16 has */
     const uint64_t codes = 3 * (h_bytes(plan) + mok_cuda_h_scale_bytes(plan)) +
-                           (plan->spec.ep > 1 ? 2 : 1) * mok_cuda_x_row_bytes(plan);
+                           (remote ? 2 : 1) * mok_cuda_x_row_bytes(plan);
+    /* h, a, b, d_a, d_b; x and rows of d_out of other ranks */
+    const uint64_t wide = 2 * (5 * inter + remote * 2 * hidden), turned = 2 * hidden + 3 * inter;
+    const uint64_t partial = sizeof(float) * mok_div_up(inter, is_mx(plan) ? MOK_TILE_N / 2 : MOK_TILE_N);
 
-    /* h, a, b, d_a, d_b; x and rows of d_out of other ranks; parts of d_topk_weight */
-    return (is_mx(plan) ? codes : 0) + 2 * (5 * (uint64_t)plan->spec.intermediate + (plan->spec.ep > 1 ? 2 * (uint64_t)plan->spec.hidden : 0)) +
-           sizeof(float) * mok_div_up(plan->spec.intermediate, is_mx(plan) ? MOK_TILE_N / 2 : MOK_TILE_N);
+    const uint64_t tiles = 2 * mok_div_up(hidden, MOK_MX_TILE_K) + 3 * mok_div_up(inter, MOK_MX_TILE_K);
+
+    if (mok_spec_mxfp8_wgrad(&plan->spec)) /* a and b, and what is turned, with its scales */
+        return codes + 2 * 2 * inter + turned + mok_div_up(tiles * sizeof(float), MOK_MX_TILE_K) + partial;
+    return (is_mx(plan) ? codes : 0) + wide + partial;
 }
 
 static struct mok_plan_choice ring_bytes(const struct mok_plan *plan)
 {
-    uint64_t balanced = (uint64_t)plan->spec.max_tokens * plan->spec.topk + plan->local_experts * MOK_SEGMENT_ALIGN;
+    uint64_t balanced = (uint64_t)plan->spec.max_tokens * plan->spec.topk + (uint64_t)plan->local_experts * plan->tile_rows;
 
     return (struct mok_plan_choice){ 2 * balanced * ring_row_bytes(plan), "twice the rows of balanced routing" };
 }
@@ -274,7 +314,7 @@ static uint64_t symmetric_bytes(const struct mok_plan *plan)
 }
 
 const struct mok_plan_backend mok_cuda_plan_backend = {
-    .tile_rows = { MOK_SEGMENT_ALIGN, "rows that one warpgroup multiplies" },
+    .tile_rows = tile_rows,
     .comm_units = comm_units,
     .max_comm_units = max_comm_units,
     .compute_units = compute_units,

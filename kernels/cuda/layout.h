@@ -164,6 +164,16 @@ struct mok_cuda_report {
     uint32_t expert_rows[MOK_MAX_EXPERTS]; /* [E_l] */
 };
 
+/* Operands of MXFP8 weight gradients, the first two as wide as x, the others as h. */
+enum mok_cuda_tokenwise_operand {
+    MOK_TOKENWISE_X = 0,
+    MOK_TOKENWISE_G, /* d_out */
+    MOK_TOKENWISE_D_A,
+    MOK_TOKENWISE_D_B,
+    MOK_TOKENWISE_H, /* weighted */
+    MOK_TOKENWISE,
+};
+
 /* Offsets in bytes from the start of the private workspace. */
 struct mok_cuda_layout {
     uint64_t head, segments, chunks, macrobatches, tasks, pulls;
@@ -192,6 +202,8 @@ struct mok_cuda_layout {
     uint64_t gate_t, up_t, down_t;           /* E4M3 [E_l][H][I], [E_l][H][I], [E_l][I][H] */
     uint64_t gate_t_scale, up_t_scale, down_t_scale; /* see struct mok_cuda_turned */
     uint64_t spans;                          /* struct mok_cuda_head, two a macrobatch */
+    /* MXFP8 weight gradients, in the place of what is BF16: see struct mok_cuda_tokenwise */
+    uint64_t tokenwise[MOK_TOKENWISE], tokenwise_scale[MOK_TOKENWISE];
     /* BF16 weight gradients: F32 [sums_count][3][H * I] of the expert that a macrobatch's border cuts, of every other border */
     uint64_t sums, sums_count;
     uint64_t bytes;
@@ -233,6 +245,7 @@ struct mok_cuda_schedule_args {
     uint32_t units_per_chunk;
     uint32_t shared_tokens; /* of this rank, 0 without a shared expert */
     uint32_t shared_row64;
+    uint32_t tile_rows64; /* an expert's rows begin at multiples of it, in 64 rows */
     /* backward */
     uint32_t backward, kept, overwrite; /* kept: the context holds macrobatch 0's a, b and remote x */
     uint32_t hidden_tiles, shared_hidden_tiles;
@@ -381,6 +394,27 @@ struct mok_cuda_turn_args {
     const uint32_t *bad_id; /* not 0: do nothing */
 };
 
+/*
+ * The rows of a macrobatch turned, so that products along the token axis find them side by side: codes [columns][ring_rows]
+ * with one scale for 128 x 128 of them, F32 [ring_rows / 128][columns / 128], rounded up.
+ */
+struct mok_cuda_tokenwise {
+    const uint64_t *rows;    /* where each padded row's codes begin, scales behind them; bit 0: in `ring`. NULL: in `code` */
+    const uint8_t *ring;     /* [ring_rows], as x's rows */
+    const uint8_t *code, *scale; /* [ring_rows][columns], and rows of mx.h_scale_bytes */
+    uint8_t *to;
+    float *to_scale;
+    uint32_t columns;
+};
+
+struct mok_cuda_tokenwise_args {
+    struct mok_cuda_tokenwise operand[MOK_TOKENWISE];
+    const struct mok_cuda_head *head;
+    const struct mok_cuda_run *runs;
+    const uint32_t *bad_id; /* not 0: do nothing */
+    uint32_t macrobatch, ring_rows, x_row_bytes, h_scale_bytes;
+};
+
 /* One expert set of the backward megakernel. Every map's boxes are 64 rows of 128 bytes. */
 struct mok_cuda_backward_set {
     CUtensorMap gate, up, down;
@@ -428,6 +462,17 @@ struct mok_cuda_mx_backward_args {
     float *partial;
     uint32_t hidden_tiles; /* of 256 intermediate columns */
     uint32_t kept;         /* macrobatch 0's a, b and remote x are there */
+    uint32_t tokenwise;    /* weight gradients are MXFP8: h is quantised, into mx.h, and nothing is BF16 */
+};
+
+/* MXFP8 weight gradients: of turned rows. What is made of the sums is backward_kernel's. */
+struct mok_cuda_mx_wgrad_args {
+    struct mok_cuda_backward_args wide; /* its common is this kernel's */
+    struct mok_cuda_common common;
+    CUtensorMap operand[MOK_TOKENWISE]; /* pairs of codes, boxes of 128 rows */
+    const float *scale[MOK_TOKENWISE];
+    uint32_t hidden_blocks, inter_blocks; /* of 128 columns */
+    uint32_t ring_rows;
 };
 
 struct mok_cuda_reduce_args {
@@ -492,10 +537,15 @@ int mok_cuda_launch_quantize_32(const struct mok_cuda_quantize_args *args, void 
 int mok_cuda_launch_mx_main_32(const struct mok_cuda_mx_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_setup_32(void);
 int mok_cuda_launch_turn(const struct mok_cuda_turn_args *args, void *stream);
+/* Scales alone; that of a tile whose rows have different ones is NaN. */
+int mok_cuda_launch_tile_scales(const struct mok_cuda_turn_args *args, void *stream);
 int mok_cuda_launch_mx_backward(const struct mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_backward_setup(void);
 int mok_cuda_launch_mx_backward_32(const struct mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_mx_backward_setup_32(void);
+int mok_cuda_launch_tokenwise(const struct mok_cuda_tokenwise_args *args, void *stream);
+int mok_cuda_launch_mx_wgrad(const struct mok_cuda_mx_wgrad_args *args, uint32_t blocks, void *stream);
+int mok_cuda_mx_wgrad_setup(void);
 int mok_cuda_launch_backward(const struct mok_cuda_backward_args *args, uint32_t blocks, void *stream);
 int mok_cuda_launch_reduce(const struct mok_cuda_reduce_args *args, void *stream);
 int mok_cuda_launch_tell(const struct mok_cuda_tell_args *args, void *stream);

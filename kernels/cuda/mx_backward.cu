@@ -17,7 +17,8 @@ namespace
 
 constexpr uint32_t scale_blocks = MOK_MX_SCALE == 128 ? 0x01010101u : 1u; /* a scale's code times this is told of its blocks */
 
-struct mx_backward_consumer : scale_consumer {
+/* Tokenwise: weight gradients are MXFP8. Weighted h leaves quantised, and nothing as BF16. Of scales of 128 values alone. */
+template <bool Tokenwise> struct mx_backward_consumer : scale_consumer {
     const mok_cuda_mx_backward_args &p;
 
     /* The next columns take the first places, as in wgrad_consumer. */
@@ -129,18 +130,38 @@ struct mx_backward_consumer : scale_consumer {
         return s;
     }
 
+    /* value * factor, and NaN of what is not finite: mx_codes wants more registers than there are. */
+    __device__ static float scaled(float value, float factor)
+    {
+        return __fmaf_rn(value, factor, __fmul_rn(value, 0.0f));
+    }
+
+    /* 1 / the scale of the row's h times the routing weight, from the largest h of this thread; the scale is below 2^127. */
+    __device__ static float weighted_inverse(uint32_t amax, float weight)
+    {
+        amax = max(amax, __shfl_xor_sync(~0u, amax, 1));
+        amax = max(amax, __shfl_xor_sync(~0u, amax, 2));
+        const float largest = fminf(__fmul_rn(fabsf(weight), __uint_as_float(amax)), 0x1.fffffep127f);
+        return mok_e8m0_inverse(mok_mx_scale(largest));
+    }
+
     /*
      * 128 columns of eight of this warp's rows. u[4 j + e], j < 16: columns 8 j + 2 (lane % 4) + e of row lane / 4 of
      * the eight; their a and b lie at `a_at` and `b_at`, columns from 64 on a stage further (`next` bytes behind, A and
      * B). They give way to d_a and d_b, weighted h goes beside b. Codes of d_a and d_b go to this warp's staging, eight
-     * rows each. Returns the scales of d_a in the first of a row's four threads, those of d_b in the others; adds
-     * to `dot` this thread's part of <u, h>. Rows that are not `real` are zeros, whatever the sums hold: weight
-     * gradients add them.
+     * rows each; Tokenwise those of weighted h beside b in the first stage. Returns the scales of d_a in the first of a
+     * row's four threads, that of weighted h in the third, those of d_b in the others; adds to `dot` this thread's part of
+     * <u, h>. Rows that are not `real` are zeros as BF16, whatever the sums hold: weight gradients add them.
      */
     struct tile_at {
         uint32_t first, other,
             next; /* a and b in the first stage; how much further a lies in the second, b twice that */
 
+        /* Codes of weighted h: the j-th pair, of 128 columns in one line. */
+        __device__ __forceinline__ uint32_t h(uint32_t j, uint32_t lane) const
+        {
+            return ((other - lane % 4 * 2 + MOK_A_BYTES) ^ j / 2 * 16) + j % 2 * 8;
+        }
         /* The j-th pair. */
         __device__ __forceinline__ uint32_t a(uint32_t j) const
         {
@@ -178,6 +199,9 @@ struct mx_backward_consumer : scale_consumer {
                 }
             }
             const row_scale h_scale = scale_of(amax);
+            float weighted = 0.0f; /* 1 / the scale of weighted h */
+            if (Tokenwise)
+                weighted = weighted_inverse(amax, weight);
             at.begin_anew();
             uint32_t a_amax = 0, b_amax = 0;
 #pragma unroll
@@ -198,7 +222,12 @@ struct mx_backward_consumer : scale_consumer {
                 hi = __fmul_rn(hi, h_scale.factor);
                 dot = __fmaf_rn(d[4 * j], lo, dot);
                 dot = __fmaf_rn(d[4 * j + 1], hi, dot);
-                store_shared_4(at.b(j) + MOK_A_BYTES, real ? pack_bf16(__fmul_rn(weight, lo), __fmul_rn(weight, hi)) : 0);
+                if (Tokenwise)
+                    store_shared_2(at.h(j, lane), pack_e4m3(scaled(__fmul_rn(weight, h[0]), weighted),
+                                                            scaled(__fmul_rn(weight, h[1]), weighted)));
+                else
+                    store_shared_4(at.b(j) + MOK_A_BYTES,
+                                   real ? pack_bf16(__fmul_rn(weight, lo), __fmul_rn(weight, hi)) : 0);
 #pragma unroll
                 for (uint32_t e = 0; e < 2; e++) {
                     const float d_h = __fmul_rn(weight, d[4 * j + e]), sigma = s[e];
@@ -226,9 +255,13 @@ struct mx_backward_consumer : scale_consumer {
                 const uint32_t g = mx_codes(d[4 * j], d[4 * j + 1], b_scale.inverse);
                 store_shared_2(staged + 8 * j, a);
                 store_shared_2(staged + 8 * mx_row_bytes + 8 * j, g);
-                store_shared_4(at.a(j), real ? mx_widen(a, a_scale.factor) : 0);
-                store_shared_4(at.b(j), real ? mx_widen(g, b_scale.factor) : 0);
+                if (!Tokenwise) {
+                    store_shared_4(at.a(j), real ? mx_widen(a, a_scale.factor) : 0);
+                    store_shared_4(at.b(j), real ? mx_widen(g, b_scale.factor) : 0);
+                }
             }
+            if (Tokenwise && lane % 4 == 2)
+                return 254 - (__float_as_uint(weighted) >> 23);
             scales |= static_cast<uint32_t>(lane % 4 ? b_scale.code : a_scale.code) << 2 * first;
         }
         return scales;
@@ -271,10 +304,10 @@ struct mx_backward_consumer : scale_consumer {
         const uint64_t row = at.row + 8 * half + lane / 4;
         if (lane % 4 == 0)
             __stcg(p.partial + row * p.mx.tiles + at.column / 128, dot);
-        if (lane % 4 < 2)
-            __stcg(reinterpret_cast<uint32_t *>((lane % 4 ? p.d_b_scale : p.d_a_scale) + row * p.mx.h_scale_bytes +
-                                                at.column / 32),
-                   scales * scale_blocks);
+        if (lane % 4 < (Tokenwise ? 3 : 2)) {
+            uint8_t *told = lane % 4 == 0 ? p.d_a_scale : lane % 4 == 1 ? p.d_b_scale : p.mx.h_scale;
+            __stcg(reinterpret_cast<uint32_t *>(told + row * p.mx.h_scale_bytes + at.column / 32), scales * scale_blocks);
+        }
         uint8_t *code = (lane < 8 ? p.d_a_code : p.d_b_code) + at.column;
         leave<false>(lane < 16 ? code + (at.row + 8 * half + lane % 8) * p.mx.inter : nullptr, at.columns);
     }
@@ -284,6 +317,12 @@ struct mx_backward_consumer : scale_consumer {
     {
         begin_anew();
         const hidden_place at = place_of(decode(noted_task()), q);
+        if (Tokenwise) {
+            store_columns(b.smem + b_offset + pipe.stage() * MOK_B_BYTES + MOK_A_BYTES + warp * 16 * 128,
+                          p.mx.h + at.row * p.mx.inter + at.column, p.mx.inter, at.columns);
+            fence_async_shared();
+            return;
+        }
         const uint64_t base = (at.row * p.mx.inter + at.column) * 2, stride = p.mx.inter * 2ull;
 #pragma unroll 1
         for (uint32_t i = 0; i < 2 && 64 * i < at.columns; i++) {
@@ -365,13 +404,15 @@ struct mx_backward_consumer : scale_consumer {
 
     /*
      * This warp's share of the unit's remote rows, which `source` names, into a ring (Here: they are in `ring`
-     * already), and what their codes are worth as BF16 to `wide`, which `table` is told.
+     * already), and, but for Tokenwise, what their codes are worth as BF16 to `wide`, which `table` is told.
      */
     template <bool Here>
     __device__ __forceinline__ void pull_codes(const task &t, const uint64_t *source, void *ring, uint64_t *table,
                                                void *wide)
     {
         const uint32_t first = b.rank * MOK_TILE_M, rows = t.rows > first ? min(t.rows - first, MOK_TILE_M) : 0;
+        if (Here && Tokenwise)
+            return;
         for (uint32_t r = warp; r < rows; r += MOK_CONSUMER_WARPS) {
             const uint64_t unit_row = static_cast<uint64_t>(t.row64) * 64 + first + r;
             const uint64_t ring_row = static_cast<uint64_t>(t.ring64) * 64 + first + r, at = __ldcg(source + unit_row);
@@ -387,7 +428,7 @@ struct mx_backward_consumer : scale_consumer {
                 const uint8_t scale = codes ? __ldcv(from + all.hidden + i / MOK_MX_BLOCK) : 0;
                 if (!Here)
                     __stcg(reinterpret_cast<uint4 *>(here + i), v);
-                if (!codes)
+                if (!codes || Tokenwise)
                     continue;
                 const float factor = mok_e8m0_to_f32(scale);
                 uint4 *values = reinterpret_cast<uint4 *>(to + 2 * i);
@@ -396,7 +437,7 @@ struct mx_backward_consumer : scale_consumer {
                 __stcg(values + 1, make_uint4(mx_widen(v.z, factor), mx_widen(v.z >> 16, factor), mx_widen(v.w, factor),
                                               mx_widen(v.w >> 16, factor)));
             }
-            if (lane == 0)
+            if (!Tokenwise && lane == 0)
                 __stcg(table + unit_row, reinterpret_cast<uint64_t>(to));
         }
     }
@@ -464,22 +505,30 @@ struct mx_backward_consumer : scale_consumer {
     }
 };
 
+template <bool Tokenwise>
 __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREADS, 1)
     mx_backward_kernel(const __grid_constant__ mok_cuda_mx_backward_args p)
 {
-    run_block<mx_backward_consumer, MOK_MX_BACKWARD_CONSUMER_REGISTERS, MOK_MX_BACKWARD_PRODUCER_REGISTERS>(p);
+    run_block<mx_backward_consumer<Tokenwise>, MOK_MX_BACKWARD_CONSUMER_REGISTERS, MOK_MX_BACKWARD_PRODUCER_REGISTERS>(p);
 }
+
+/* With MXFP8 weight gradients, where there are some; and without. */
+constexpr void (*tokenwise_backward)(mok_cuda_mx_backward_args) = mx_backward_kernel<MOK_MX_SCALE == 128>;
+constexpr void (*wide_backward)(mok_cuda_mx_backward_args) = mx_backward_kernel<false>;
 
 } // namespace
 } // namespace mok
 
 extern "C" int MOK_MX_OF_SCALE(mok_cuda_launch_mx_backward)(const mok_cuda_mx_backward_args *args, uint32_t blocks, void *stream)
 {
-    return mok::launch(true, mok::mx_backward_kernel, dim3(args->common.retiring_blocks + blocks), MOK_THREADS,
-                       mok::smem_bytes, stream, *args);
+    return mok::launch(true, args->tokenwise ? mok::tokenwise_backward : mok::wide_backward,
+                       dim3(args->common.retiring_blocks + blocks), MOK_THREADS, mok::smem_bytes, stream, *args);
 }
 
 extern "C" int MOK_MX_OF_SCALE(mok_cuda_mx_backward_setup)(void)
 {
-    return cudaFuncSetAttribute(mok::mx_backward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
+    int r = cudaFuncSetAttribute(mok::wide_backward, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
+    if (r == 0)
+        r = cudaFuncSetAttribute(mok::tokenwise_backward, cudaFuncAttributeMaxDynamicSharedMemorySize, mok::smem_bytes);
+    return r;
 }

@@ -2,25 +2,36 @@
 /*
  * Turns MXFP8 weights, so that products along their rows find both operands side by side: 8-bit products take nothing
  * else. A tile of 128 x 128, or of 32 x 32, gets the largest scale of its rows. Where they differ, codes of the others are
- * rounded anew: only values below 2^-6 of that scale lose anything.
+ * rounded anew: only values below 2^-6 of that scale lose anything. Of weights that come
+ * turned, tiles' scales are found alone.
  */
+#include <algorithm>
+
 #include <cuda_runtime.h>
 
 #include "launch.cuh"
 #include "layout.h"
-#include "mx.h"
-#include "ptx.cuh"
+#include "mx_turn.cuh"
 
 namespace mok
 {
 namespace
 {
 
-constexpr uint32_t turn_threads = 256, turn_tile = 128;
 /* The tile, then the scales of its rows, of each 32 columns' if they have their own, then what all threads must know. */
 constexpr uint32_t turn_blocks = turn_tile / MOK_MX_BLOCK;
 constexpr uint32_t turn_scales = turn_tile * turn_tile, turn_known = turn_scales + turn_tile * turn_blocks,
                    turn_bytes = turn_known + 64;
+
+/* Tiles of a weight one below the other, and beside each other, these in pairs. */
+__host__ __device__ __forceinline__ uint32_t turn_down(uint32_t rows)
+{
+    return (rows + turn_tile - 1) / turn_tile;
+}
+__host__ __device__ __forceinline__ uint32_t turn_across(uint32_t columns)
+{
+    return 2 * ((columns + 2 * turn_tile - 1) / (2 * turn_tile));
+}
 
 struct turn_scale {
     uint32_t largest;
@@ -50,7 +61,7 @@ __device__ __forceinline__ turn_scale turn_find(const mok_cuda_turned &w, const 
     const uint32_t largest = max(max(known[0], known[1]), max(known[2], known[3]));
     const uint32_t least = min(min(known[4], known[5]), min(known[6], known[7]));
     const uint32_t most = max(max(known[8], known[9]), max(known[10], known[11]));
-    return { largest, least >= most };
+    return { largest, least >= most && most != MOK_E8M0_NAN };
 }
 
 /*
@@ -76,48 +87,62 @@ __device__ __forceinline__ void turn_find_blocks(const mok_cuda_turned &w, const
     __syncthreads();
 }
 
-/* Four codes that have a scale of their own, for the tile's. */
-__device__ __forceinline__ uint32_t turn_codes(uint32_t codes, uint32_t own, uint32_t largest)
-{
-    if (own == largest)
-        return codes;
-    if (own == MOK_E8M0_NAN)
-        return 0x7f7f7f7fu;
-    const uint32_t down = largest - own;
-    const float factor = down < 127 ? __uint_as_float((127 - down) << 23) : 0.0f;
-    float a, b, c, d;
-    unpack_e4m3(codes, a, b);
-    unpack_e4m3(codes >> 16, c, d);
-    return pack_e4m3(__fmul_rn(a, factor), __fmul_rn(b, factor)) | pack_e4m3(__fmul_rn(c, factor), __fmul_rn(d, factor))
-                                                                       << 16;
-}
+/* A block's share of tiles' scales: 32 beside each other, of 128 rows, sixteen a warp. */
+constexpr uint32_t tile_lanes = 32, tile_warps = turn_threads / tile_lanes, tile_warp_rows = turn_tile / tile_warps;
 
-/* Four rows of four columns become four columns of four rows. */
-__device__ __forceinline__ void turn_4(uint32_t (&v)[4])
+/* Scales of tiles whose codes came turned: such a tile must have one. */
+__global__ void __launch_bounds__(turn_threads) tile_scale_kernel(const __grid_constant__ mok_cuda_turn_args a)
 {
-    const uint32_t ab = __byte_perm(v[0], v[1], 0x5140), ab2 = __byte_perm(v[0], v[1], 0x7362);
-    const uint32_t cd = __byte_perm(v[2], v[3], 0x5140), cd2 = __byte_perm(v[2], v[3], 0x7362);
-    v[0] = __byte_perm(ab, cd, 0x5410);
-    v[1] = __byte_perm(ab, cd, 0x7632);
-    v[2] = __byte_perm(ab2, cd2, 0x5410);
-    v[3] = __byte_perm(ab2, cd2, 0x7632);
+    const mok_cuda_turned &w = a.weight[blockIdx.z];
+    const uint32_t across = turn_across(w.columns), groups = (across + tile_lanes - 1) / tile_lanes;
+    const uint32_t row = blockIdx.x / groups * turn_tile, expert = blockIdx.y;
+    const uint32_t warp = threadIdx.x / tile_lanes, lane = threadIdx.x % tile_lanes;
+    const uint32_t tile = blockIdx.x % groups * tile_lanes + lane;
+    uint8_t *least = dynamic_shared(), *most = least + turn_threads; /* of each warp's rows */
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    if (row >= w.rows || __ldcg(a.bad_id))
+        return;
+
+    const uint32_t scales = (w.columns + MOK_MX_BLOCK - 1) / MOK_MX_BLOCK;
+    const uint8_t *from = w.scale + static_cast<uint64_t>(expert) * w.rows * scales +
+                          min(tile * turn_tile, w.columns - 1) / MOK_MX_BLOCK;
+    uint32_t low = MOK_E8M0_NAN, high = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < tile_warp_rows; i++) {
+        const uint32_t r = min(row + warp * tile_warp_rows + i, w.rows - 1); /* of the same tile: row is real */
+        const uint32_t code = __ldg(from + static_cast<uint64_t>(r) * scales);
+        low = min(low, code);
+        high = max(high, code);
+    }
+    least[threadIdx.x] = static_cast<uint8_t>(low);
+    most[threadIdx.x] = static_cast<uint8_t>(high);
+    __syncthreads();
+    if (warp != 0 || tile >= across)
+        return;
+    for (uint32_t i = 1; i < tile_warps; i++) {
+        low = min(low, static_cast<uint32_t>(least[i * tile_lanes + lane]));
+        high = max(high, static_cast<uint32_t>(most[i * tile_lanes + lane]));
+    }
+    static_cast<float *>(w.to_scale)[(static_cast<uint64_t>(expert) * turn_down(w.rows) + row / turn_tile) * across + tile] =
+        mok_e8m0_to_f32(static_cast<uint8_t>(low == high ? low : MOK_E8M0_NAN));
 }
 
 template <bool Per32>
 __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constant__ mok_cuda_turn_args a)
 {
     const mok_cuda_turned &w = a.weight[blockIdx.z];
-    const uint32_t across = 2 * ((w.columns + 2 * turn_tile - 1) / (2 * turn_tile)), expert = blockIdx.y;
+    const uint32_t across = turn_across(w.columns), expert = blockIdx.y;
     const uint32_t row = blockIdx.x / across * turn_tile, column = blockIdx.x % across * turn_tile;
     uint8_t *memory = dynamic_shared();
-    const uint32_t smem = smem_address(memory), thread = threadIdx.x;
+    const turned_tile tile(memory);
+    const uint32_t thread = threadIdx.x, chunk = tile.chunk, quad = tile.quad;
     let_next_kernel_start();
     wait_for_previous_kernel();
     if (row >= w.rows || __ldcg(a.bad_id))
         return;
 
-    /* four rows of 16 columns a thread */
-    const uint32_t chunk = thread % 8, quad = thread / 8, c = column + 16 * chunk;
+    const uint32_t c = column + 16 * chunk;
     const uint8_t *from = w.code + static_cast<uint64_t>(expert) * w.rows * w.columns;
     uint4 v[4];
 #pragma unroll
@@ -138,10 +163,8 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
     } else {
         const turn_scale s = turn_find(w, scale + min(column, w.columns - 1) / MOK_MX_BLOCK, row, memory);
         if (thread == 0)
-            static_cast<float *>(w.to_scale)[(static_cast<uint64_t>(expert) * ((w.rows + turn_tile - 1) / turn_tile) +
-                                              row / turn_tile) *
-                                                 across +
-                                             column / turn_tile] = mok_e8m0_to_f32(static_cast<uint8_t>(s.largest));
+            static_cast<float *>(w.to_scale)[(static_cast<uint64_t>(expert) * turn_down(w.rows) + row / turn_tile) * across +
+                                              column / turn_tile] = mok_e8m0_to_f32(static_cast<uint8_t>(s.largest));
         even = s.even;
         largest = s.largest;
     }
@@ -153,42 +176,36 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
                               turn_codes(v[i].z, own, largest), turn_codes(v[i].w, own, largest));
         }
     }
-    auto put = [&](uint32_t first, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
-        uint32_t word[4] = { r0, r1, r2, r3 };
-        turn_4(word);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            store_shared_4(smem + (16 * chunk + first + i) * turn_tile + (quad ^ (4 * chunk)) * 4, word[i]);
-    };
-    put(0, v[0].x, v[1].x, v[2].x, v[3].x);
-    put(4, v[0].y, v[1].y, v[2].y, v[3].y);
-    put(8, v[0].z, v[1].z, v[2].z, v[3].z);
-    put(12, v[0].w, v[1].w, v[2].w, v[3].w);
-    __syncthreads();
-
-    uint8_t *to = w.to + static_cast<uint64_t>(expert) * w.rows * w.columns;
-    const uint32_t r = row + 16 * chunk;
-#pragma unroll
-    for (uint32_t i = 0; i < turn_tile; i += turn_threads / 8) {
-        const uint32_t n = i + quad;
-        if (column + n < w.columns && r < w.rows)
-            *reinterpret_cast<uint4 *>(to + static_cast<uint64_t>(column + n) * w.rows + r) =
-                load_shared_16(smem + n * turn_tile + (chunk ^ (n / 16)) * 16);
-    }
+    tile.put(v);
+    tile.leave(w.to + static_cast<uint64_t>(expert) * w.rows * w.columns + static_cast<uint64_t>(column) * w.rows + row, w.rows,
+               column < w.columns ? w.columns - column : 0, w.rows - row);
 }
 
 } // namespace
 } // namespace mok
 
+namespace
+{
+
+/* Blocks of the weight that has the most, each of `tiles` tiles beside each other. */
+uint32_t grid_of(const mok_cuda_turn_args *args, uint32_t tiles)
+{
+    uint32_t most = 0;
+    for (const mok_cuda_turned &w : args->weight)
+        most = std::max(most, mok::turn_down(w.rows) * ((mok::turn_across(w.columns) + tiles - 1) / tiles));
+    return most;
+}
+
+} // namespace
+
 extern "C" int mok_cuda_launch_turn(const mok_cuda_turn_args *args, void *stream)
 {
-    uint32_t tiles = 0;
-    for (uint32_t i = 0; i < 3; i++) {
-        const mok_cuda_turned &w = args->weight[i];
-        const uint32_t n = (w.rows + mok::turn_tile - 1) / mok::turn_tile * 2 *
-                           ((w.columns + 2 * mok::turn_tile - 1) / (2 * mok::turn_tile));
-        tiles = n > tiles ? n : tiles;
-    }
-    return mok::launch(true, args->per32 ? mok::turn_kernel<true> : mok::turn_kernel<false>, dim3(tiles, args->experts, 3), mok::turn_threads, mok::turn_bytes,
-                       stream, *args);
+    return mok::launch(true, args->per32 ? mok::turn_kernel<true> : mok::turn_kernel<false>,
+                       dim3(grid_of(args, 1), args->experts, 3), mok::turn_threads, mok::turn_bytes, stream, *args);
+}
+
+extern "C" int mok_cuda_launch_tile_scales(const mok_cuda_turn_args *args, void *stream)
+{
+    return mok::launch(true, mok::tile_scale_kernel, dim3(grid_of(args, mok::tile_lanes), args->experts, 3),
+                       mok::turn_threads, 2 * mok::turn_threads, stream, *args);
 }

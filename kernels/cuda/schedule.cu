@@ -244,7 +244,7 @@ __device__ void scan_counts(const mok_cuda_schedule_args &a, scan_shared &s, uin
     }
     __syncthreads();
     if (threadIdx.x < 32)
-        scan_experts(a, s.row64, [&](uint32_t e) { return div_up(s.rows[e], 64); });
+        scan_experts(a, s.row64, [&](uint32_t e) { return padded64_of(a, s.rows[e]); });
     __syncthreads();
 }
 

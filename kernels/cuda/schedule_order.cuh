@@ -19,6 +19,12 @@ __device__ __forceinline__ uint32_t div_up(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
+/* An expert's rows with their padding, in 64 rows. */
+__device__ __forceinline__ uint32_t padded64_of(const mok_cuda_schedule_args &a, uint32_t rows)
+{
+    return div_up(rows, 64 * a.tile_rows64) * a.tile_rows64;
+}
+
 constexpr uint32_t few_experts = 128; /* up to here a warp finds its rows' places by itself, beyond in turns */
 constexpr uint32_t held_steps = MOK_SCHEDULE_STEPS; /* of a warp's slots, whose experts stay on the chip */
 constexpr uint32_t own_experts = 512; /* beyond, a macrobatch does not begin with what need not be pulled */
@@ -166,7 +172,7 @@ __device__ uint32_t cut_segments(const mok_cuda_schedule_args &a, scan_shared &s
             c.downs += tasks_of(rows, a.down_tiles);
             units_in_chunk += n;
             left -= rows;
-            row64 += div_up(rows, 64);
+            row64 += padded64_of(a, rows);
         }
         if (a.backward && run.rows > 0)
             a.runs[runs++] = run;

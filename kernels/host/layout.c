@@ -134,6 +134,12 @@ uint32_t mok_host_block_rows(uint32_t depth)
     return (uint32_t)mok_max_u64(mok_round_down(fit, MOK_HOST_ROW_STEP), MOK_HOST_ROW_STEP);
 }
 
+static struct mok_plan_choice tile_rows(const struct mok_plan *plan)
+{
+    (void)plan;
+    return (struct mok_plan_choice){ MOK_HOST_TILE_ROWS, "rows of one step of the weight gradients' sums" };
+}
+
 static uint32_t max_comm_units(const struct mok_plan *plan)
 {
     return plan->device.units > 1 ? plan->device.units - 1 : 1;
@@ -198,7 +204,7 @@ static uint64_t private_bytes(const struct mok_plan *plan)
 }
 
 const struct mok_plan_backend mok_host_plan_backend = {
-    .tile_rows = { MOK_HOST_TILE_ROWS, "rows of one step of the weight gradients' sums" },
+    .tile_rows = tile_rows,
     .comm_units = comm_units,
     .max_comm_units = max_comm_units,
     .compute_units = compute_units,

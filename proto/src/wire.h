@@ -22,6 +22,7 @@
 #define MOK_FEATURE_RESUME (UINT64_C(1) << 0)    /* sessions that go on with the next mokd */
 #define MOK_FEATURE_GRADIENTS (UINT64_C(1) << 1) /* LayerSpec.gradient_dtype */
 #define MOK_FEATURE_WGRAD (UINT64_C(1) << 2)     /* LayerSpec.wgrad_precision */
+#define MOK_FEATURE_TRANSPOSED (UINT64_C(1) << 3) /* LayerSpec.transposed_weights */
 
 /* Descriptors that came with a message. Whatever is still in here when it is closed, is closed. */
 struct mok_wire_fds {

@@ -46,6 +46,7 @@ struct options {
     bool both;  /* a forward before each backward */
     uint32_t precision; /* enum mok_precision */
     bool tiles; /* weights in tiles of 128 x 128 */
+    bool transposed; /* those are bound transposed, too */
 };
 
 enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
@@ -163,7 +164,7 @@ static void report(const struct options *o, const struct shape *s, const struct 
     double gflop = (o->both ? 18.0 : o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
     const char *op = o->both ? "forward+backward" : o->backward ? "backward" : "forward";
-    char extra[420], device[256], driver[128];
+    char extra[480], device[256], driver[128];
 
     describe_gpu(device, driver);
     for (int f = 0; f < FIGURES; f++)
@@ -172,10 +173,10 @@ static void report(const struct options *o, const struct shape *s, const struct 
     double queued = median_cost(figures, DAEMON_QUEUED, OWN_QUEUED, o->ep, o->rounds);
     snprintf(extra, sizeof(extra),
              "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
-             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"wgrad\":\"%s\"",
+             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"wgrad\":\"%s\",\"transposed\":%s",
              mps ? "mps" : "slices", o->gpus, cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
              (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32",
-             o->mxfp8_wgrad ? "mxfp8" : "bf16");
+             o->mxfp8_wgrad ? "mxfp8" : "bf16", o->transposed ? "true" : "false");
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
                                    .precision = o->tiles ? "mxfp8-per128, tiles" : mok_precision_text(o->precision),
@@ -225,6 +226,7 @@ static int run_shape(const struct options *o, const struct shape *s, const char 
                                           .ep = o->ep,
                                           .precision = o->precision,
                                           .tiles = o->tiles,
+                                          .transposed = o->transposed,
                                           .max_tokens = o->tokens,
                                           .context_mode = o->context_mode,
                                           .seed = 1,
@@ -269,6 +271,7 @@ static int usage(FILE *file)
             "  --op forward|backward|both   what to time (default forward; both: one behind the other)\n"
             "  --precision bf16|mxfp8|mxfp8-tiles|mxfp8-per32   of the experts (default bf16; mxfp8: scales of 128 values,\n"
             "                          of weights of 1 x 128, or of tiles of 128 x 128; mxfp8-per32: of 32 values)\n"
+            "  --transposed            with mxfp8-tiles: weights are bound transposed, too\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
             "  --gpus N                GPUs that they are spread over (default 1)\n"
             "  --tokens N              tokens a rank (default 2048)\n"
@@ -309,8 +312,8 @@ static void parse(int argc, char **argv, struct options *o)
         { "context", required_argument, NULL, 'c' }, { "ring", required_argument, NULL, 'i' },
         { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
         { "precision", required_argument, NULL, 'x' }, { "grads", required_argument, NULL, 'd' },
-        { "wgrad", required_argument, NULL, 'w' },   { "help", no_argument, NULL, 'h' },
-        { 0 },
+        { "wgrad", required_argument, NULL, 'w' },   { "transposed", no_argument, NULL, 'q' },
+        { "help", no_argument, NULL, 'h' },          { 0 },
     };
     int c;
 
@@ -350,6 +353,9 @@ static void parse(int argc, char **argv, struct options *o)
         case 'x':
             o->precision = precision[name_of("precision", optarg, precisions, 4)];
             o->tiles = strcmp(optarg, "mxfp8-tiles") == 0;
+            break;
+        case 'q':
+            o->transposed = true;
             break;
         case 'c':
             o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;

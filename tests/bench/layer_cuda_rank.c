@@ -79,7 +79,8 @@ static int own_memory(struct cuda_rank *rank)
                                    .ring_bytes = p->ring_bytes,
                                    .minibatch_rows = p->minibatch_rows,
                                    .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : 0,
-                                   .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : 0 };
+                                   .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : 0,
+                                   .transposed_weights = p->transposed };
 
     int r = mok_cuda_engine.probe(&config, &limits, &message);
     if (r == 0)
@@ -134,6 +135,9 @@ static int own_layer(struct cuda_rank *rank)
         .gate_scale = at(d->gate_scale),
         .up_scale = at(d->up_scale),
         .down_scale = at(d->down_scale),
+        .gate_transposed = at(d->gate_transposed),
+        .up_transposed = at(d->up_transposed),
+        .down_transposed = at(d->down_transposed),
         .d_gate = at(d->d_gate),
         .d_up = at(d->d_up),
         .d_down = at(d->d_down),

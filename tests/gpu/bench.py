@@ -1,7 +1,7 @@
 """One forward, or one backward, EP1, against the strong unfused baseline and a dense product, interleaved in one process.
 usage: bench.py [--op forward|backward] [--precision bf16|mxfp8] BASELINE_DIR shapes NAME=lib.so [NAME=lib.so ...]; prints JSON lines, which tables.py reads.
 --precision mxfp8: `NAME mxfp8` and `NAME mxfp8 tiles` (weights in tiles of 128 x 128) beside the BF16 forward or backward; with the
-latter `NAME both`, `NAME mxfp8 both`..: a forward and a backward; and how many times as fast as the same of BF16, each for itself and in a row.
+latter `NAME mxfp8 tiles transposed` (weights bound transposed, too), `NAME mxfp8 tiles wgrad` (MXFP8 weight gradients) and `NAME both`, `NAME mxfp8 both`..: a forward and a backward; and how many times as fast as the same of BF16, each for itself and in a row.
 Backward: `NAME` overwrites FP32 weight gradients (the baseline writes BF16 ones), `NAME +=` adds to them, `NAME recompute`
 makes gate and up again, `NAME ring/4` has a quarter of the rows in its ring, `NAME bf16` overwrites BF16 gradients, `NAME bf16 +=` adds to
 them; the baseline's is its own backward alone."""
@@ -63,9 +63,9 @@ for name in shapes:
     run = {"baseline": graph(lambda: core.bwd(dy) if back else core.fwd(x, idx, w)), "dense": dense}
     groups, i32 = [], idx.int()
 
-    def add_backward(n, path, flags=2, context_mode=1, ring=0, bf16=False, params=[gate, up, w2, None, None, None], precision=1, both=False):
+    def add_backward(n, path, flags=2, context_mode=1, ring=0, bf16=False, params=[gate, up, w2, None, None, None], precision=1, both=False, **options):
         """One more backward; how far its d_x is from the baseline's, and its weight gradients too."""
-        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode, bf16_gradients=bf16, precision=precision)
+        G = Group(mokgpu.load(path), H, I, el, k, 1, T, minibatch=int(os.environ.get("MINIBATCH", "0")), ring=ring, context_mode=context_mode, bf16_gradients=bf16, precision=precision, **options)
         out, dx, dw = torch.empty_like(x), torch.empty_like(x), torch.empty(T, k, device="cuda")
         grads = [torch.zeros(el, *s, device="cuda", dtype=BF if bf16 else torch.float32) for s in ((I, H), (I, H), (H, I))]
         G.set([x], [i32], [w], [params], [out])
@@ -122,6 +122,9 @@ for name in shapes:
             for tiles in (False, True):
                 codes, scales = zip(*[quantise(m, tiles) for m in (gate, up, w2)])
                 add_backward(n + (" mxfp8 tiles" if tiles else " mxfp8"), path, params=[*codes, None, None, None, *scales], precision=3, both=True)
+            turned = [c.view(torch.uint8).transpose(1, 2).contiguous() for c in codes]
+            add_backward(n + " mxfp8 tiles transposed", path, params=[*codes, None, None, None, *scales, *turned], precision=3, both=True, transposed=True)
+            add_backward(n + " mxfp8 tiles wgrad", path, params=[*codes, None, None, None, *scales], precision=3, both=True, mxfp8_wgrad=True)
             continue
         add_backward(n + " +=", path, flags=0)
         add_backward(n + " bf16", path, bf16=True)
@@ -157,7 +160,7 @@ for name in shapes:
         both = q.endswith(" both")
         if both:
             f *= 1.5
-        fast, same = {}, re.sub(r" mxfp8( tiles)?", "", q)
+        fast, same = {}, re.sub(r" mxfp8( tiles)?( transposed)?( wgrad)?", "", q)
         if same != q:  # beside the same of BF16
             fast = dict(precision="mxfp8-per128", times_as_fast=round(st.median(t[same]) / ms, 3), b2b_times_as_fast=round(st.median(tb[same]) / b, 3))
         print(json.dumps(dict(origin(), command=command, op="forward+backward" if both else op, **fast, ep=1, tokens=T, routing="uniform", gflop=f * 1e-9, shape=name, what=q, ms=round(ms, 4), min_ms=round(min(t[q]), 4), b2b_ms=round(b, 4), tflops=round(f / ms * 1e-9, 1),

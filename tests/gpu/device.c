@@ -104,6 +104,8 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
         .minibatch_rows = options->minibatch_rows,
         .comm_units = options->comm_units,
         .gradient_dtype = options->bf16_gradients ? MOK_DTYPE_BF16 : 0,
+        .wgrad_precision = options->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : 0,
+        .transposed_weights = options->transposed,
     };
     spec.ring_bytes = options->ring_rows * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = spec });
 
@@ -111,11 +113,27 @@ static void open_plan(struct device_group *g, const struct problem *p, const str
         fail_msg("plan of rank %u: %s", r, message.text);
 }
 
-/* Experts' weights as MX tensors. */
-static void open_quantised(struct device_group *g, const uint16_t *from, uint64_t matrices, uint64_t rows, uint64_t columns,
-                           bool tiles, uint32_t r, unsigned i)
+/* The codes of matrices [rows][columns], transposed. */
+static struct device_memory take_transposed(struct mok_engine *engine, const uint8_t *code, uint64_t matrices, uint64_t rows,
+                                            uint64_t columns)
 {
-    const uint32_t group = tiles || g->plan[r].spec.precision == MOK_MXFP8_PER128 ? 128 : 32, tile_rows = tiles ? 128 : 1;
+    uint64_t size = rows * columns;
+    uint8_t *turned = malloc(matrices * size);
+    struct device_memory memory;
+
+    assert_non_null(turned);
+    for (uint64_t i = 0; i < matrices * size; i++)
+        turned[i / size * size + i % columns * rows + i % size / columns] = code[i];
+    memory = take(engine, turned, matrices * size);
+    free(turned);
+    return memory;
+}
+
+/* Experts' weights as MX tensors. */
+static void open_quantised(struct device_group *g, const struct device_options *options, const uint16_t *from,
+                           uint64_t matrices, uint64_t rows, uint64_t columns, uint32_t r, unsigned i)
+{
+    const uint32_t group = options->tiles || g->plan[r].spec.precision == MOK_MXFP8_PER128 ? 128 : 32, tile_rows = options->tiles ? 128 : 1;
     uint64_t scales = mok_mx_scales(columns);
     uint8_t *code = malloc(matrices * rows * columns), *scale = malloc(matrices * rows * scales);
 
@@ -127,6 +145,8 @@ static void open_quantised(struct device_group *g, const uint16_t *from, uint64_
                          0);
     g->params[r][i] = take(g->engine[r], code, matrices * rows * columns);
     g->scales[r][i] = take(g->engine[r], scale, matrices * rows * scales);
+    if (options->transposed)
+        g->transposed[r][i] = take_transposed(g->engine[r], code, matrices, rows, columns);
     free(code);
     free(scale);
 }
@@ -140,9 +160,9 @@ static void open_params(struct device_group *g, const struct problem *p, const s
     if (options->precision) {
         uint64_t matrices = p->experts / g->ranks;
 
-        open_quantised(g, p->gate + skip, matrices, p->intermediate, p->hidden, options->tiles, r, 0);
-        open_quantised(g, p->up + skip, matrices, p->intermediate, p->hidden, options->tiles, r, 1);
-        open_quantised(g, p->down + skip, matrices, p->hidden, p->intermediate, options->tiles, r, 2);
+        open_quantised(g, options, p->gate + skip, matrices, p->intermediate, p->hidden, r, 0);
+        open_quantised(g, options, p->up + skip, matrices, p->intermediate, p->hidden, r, 1);
+        open_quantised(g, options, p->down + skip, matrices, p->hidden, p->intermediate, r, 2);
     } else {
         m[0] = take(g->engine[r], p->gate + skip, experts * 2);
         m[1] = take(g->engine[r], p->up + skip, experts * 2);
@@ -177,6 +197,9 @@ static void open_tensors(struct device_group *g, const struct problem *p, uint32
                     .gate_scale = g->scales[r][0].at,
                     .up_scale = g->scales[r][1].at,
                     .down_scale = g->scales[r][2].at,
+                    .gate_transposed = g->transposed[r][0].at,
+                    .up_transposed = g->transposed[r][1].at,
+                    .down_transposed = g->transposed[r][2].at,
                     .shared_gate = g->params[r][3].at,
                     .shared_up = g->params[r][4].at,
                     .shared_down = g->params[r][5].at },
@@ -284,8 +307,10 @@ void device_group_close(struct device_group *g)
             give(g->engine[r], &g->gradients[r][i]);
         for (i = 0; i < 6; i++)
             give(g->engine[r], &g->params[r][i]);
-        for (i = 0; i < 3; i++)
+        for (i = 0; i < 3; i++) {
             give(g->engine[r], &g->scales[r][i]);
+            give(g->engine[r], &g->transposed[r][i]);
+        }
     }
     for (r = 0; r < g->ranks; r++)
         ops()->close(g->engine[r]);
@@ -307,7 +332,8 @@ struct mok_op_result device_phase(struct device_group *g, uint32_t r, enum mok_p
         for (uint32_t e = 0; e < g->plan[r].local_experts; e++)
             rows += result.expert_rows[e];
         assert_int_equal(rows, result.rows);
-        assert_in_range(result.padded_rows, rows, rows + 64 * (uint64_t)g->plan[r].local_experts);
+        assert_in_range(result.padded_rows, rows,
+                        rows + g->plan[r].tile_rows * (uint64_t)g->plan[r].local_experts);
     }
     return result;
 }

@@ -38,7 +38,8 @@ struct device_group {
     struct mok_engine *engine[DEVICE_MAX_RANKS];
     struct mok_engine_layer *layer[DEVICE_MAX_RANKS];
     struct device_memory symmetric[DEVICE_MAX_RANKS], private_memory[DEVICE_MAX_RANKS];
-    struct device_memory params[DEVICE_MAX_RANKS][6], scales[DEVICE_MAX_RANKS][3];
+    struct device_memory params[DEVICE_MAX_RANKS][6], scales[DEVICE_MAX_RANKS][3],
+        transposed[DEVICE_MAX_RANKS][3];
     struct device_memory x[DEVICE_MAX_RANKS], ids[DEVICE_MAX_RANKS], weight[DEVICE_MAX_RANKS], out[DEVICE_MAX_RANKS];
     /* with a context mode */
     struct device_memory context[DEVICE_MAX_RANKS], d_out[DEVICE_MAX_RANKS], d_x[DEVICE_MAX_RANKS],
@@ -55,7 +56,8 @@ struct device_options {
     uint32_t flags;        /* of the backward */
     uint32_t precision;    /* 0: BF16; else weights are quantised, with 128 x 128 tiles or each row by itself, as it says */
     bool tiles;
-    bool bf16_gradients;
+    bool transposed; /* weights are given transposed, too */
+    bool bf16_gradients, mxfp8_wgrad;
 };
 
 /* Ends the test with a sentence when something is refused. `tokens`: [ranks]. */

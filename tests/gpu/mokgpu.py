@@ -42,11 +42,11 @@ def quantise(weights, tiles=False, group=128):
 class Group:
     """All ranks of one layer on one device, each with an engine of its own."""
 
-    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None, yield_us=0, bf16_gradients=False, precision=1, comm_units=0):
+    def __init__(self, lib, H, I, E, K, ep, max_tokens, shared=0, ring=0, minibatch=0, clamp=0.0, chaos=0, device=0, blocks=0, context_mode=0, devices=None, yield_us=0, bf16_gradients=False, precision=1, comm_units=0, transposed=False, mxfp8_wgrad=False):
         self.lib, self.H, self.I, self.E, self.K, self.ep, self.el = lib, H, I, E, K, ep, E // ep
         self.device = devices or [device] * ep
         units = torch.cuda.get_device_properties(device).multi_processor_count
-        specs = [(U64 * 14)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units, 1 if bf16_gradients else 0, precision, comm_units) for r in range(ep)]
+        specs = [(U64 * 16)(H, I, E, K, ep, r, max_tokens, shared, ring, minibatch, units, 1 if bf16_gradients else 0, precision, comm_units, int(transposed), 2 if mxfp8_wgrad else 0) for r in range(ep)]
         sizes = (U64 * 5)()
         assert lib.shim_sizes(specs[0], sizes) == 0, lib.shim_message()
         self.private_bytes, self.ring_rows, self.context_ring = sizes[1], sizes[3], sizes[4]
@@ -72,11 +72,12 @@ class Group:
         del self.sym, self.priv, self.context
 
     def set(self, xs, ids, weights, params, outs, flags=0):
-        """params: per rank six tensors or None; of MXFP8 three more, the scales of gate, up, down."""
+        """params: per rank six tensors or None; of MXFP8 three more, the scales of gate, up, down; then these transposed, where the layer has
+        them."""
         self.xs, self.ids, self.weights, self.params, self.outs, self.flags = xs, ids, weights, params, outs, flags
         self.px = (P * self.ep)(*[x.data_ptr() for x in xs])
         self.pt = (U32 * self.ep)(*[x.shape[0] for x in xs])
-        self.pp = [(P * 9)(*[t.data_ptr() if t is not None else None for t in p]) for p in params]
+        self.pp = [(P * 12)(*[t.data_ptr() if t is not None else None for t in p]) for p in params]
 
     def phase(self, rank, phase):
         torch.cuda.set_device(self.device[rank])

@@ -51,8 +51,8 @@ SHIM int shim_peers(int devices)
     return 0;
 }
 
-/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units gradient_dtype precision comm_units; sizes: symmetric, private, context, ring rows,
- * ctx_ring */
+/* spec: H I E K ep rank T_max shared_I ring_rows minibatch_rows units gradient_dtype precision comm_units transposed_weights wgrad_precision;
+ * sizes: symmetric, private, context, ring rows, ctx_ring */
 static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
 {
     struct mok_device_limits device = { .kind = MOK_DEVICE_CUDA,
@@ -70,7 +70,9 @@ static int make_plan(const uint64_t *spec, float clamp, struct mok_plan *ret)
                                 .clamp = clamp,
                                 .minibatch_rows = (uint32_t)spec[9],
                                 .gradient_dtype = (uint32_t)spec[11],
-                                .comm_units = (uint32_t)spec[13] };
+                                .comm_units = (uint32_t)spec[13],
+                                .transposed_weights = (uint32_t)spec[14],
+                                .wgrad_precision = (uint32_t)spec[15] };
     s.ring_bytes = spec[8] * mok_cuda_plan_backend.ring_row_bytes(&(struct mok_plan){ .spec = s });
     return mok_plan_make(&s, &device, ret, NULL, 0, &message);
 }
@@ -132,7 +134,7 @@ SHIM int shim_enqueue(struct mok_engine_layer *layer, uint32_t phase, uint32_t t
     return mok_cuda_enqueue(layer, &a, (enum mok_phase)phase, stream);
 }
 
-/* gradients: of gate, up, down, shared gate, up, down */
+/* params: gate, up, down, the shared ones, scales of the first three, and these transposed; gradients: of gate, up, down, shared gate, up, down */
 SHIM int shim_enqueue_backward(struct mok_engine_layer *layer, uint32_t phase, uint32_t tokens,
                                const void *const *params, void *const *gradients, void *d_x, float *d_topk_weight,
                                uint32_t ep, const void *const *x, const void *const *d_out, const uint32_t *peer_tokens,
@@ -159,6 +161,9 @@ SHIM int shim_enqueue_backward(struct mok_engine_layer *layer, uint32_t phase, u
         .gate_scale = params[6],
         .up_scale = params[7],
         .down_scale = params[8],
+        .gate_transposed = params[9],
+        .up_transposed = params[10],
+        .down_transposed = params[11],
         .d_gate = gradients[0],
         .d_up = gradients[1],
         .d_down = gradients[2],

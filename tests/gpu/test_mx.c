@@ -286,6 +286,71 @@ static void repeated_forwards_have_the_same_bits(void **state)
     problem_free(&p);
 }
 
+/* Halves the codes of a row of 1 and -1 and doubles its scales. */
+static void say_otherwise(struct device_group *group, uint32_t weight, uint64_t row, uint32_t columns)
+{
+    const uint64_t scales = mok_mx_scales(columns);
+    uint8_t *code = (uint8_t *)group->params[0][weight].at + row * columns, *scale = (uint8_t *)group->scales[0][weight].at + row * scales;
+    uint8_t *bytes = malloc(columns + scales);
+
+    assert_non_null(bytes);
+    assert_int_equal(cudaMemcpy(bytes, code, columns, cudaMemcpyDeviceToHost), 0);
+    assert_int_equal(cudaMemcpy(bytes + columns, scale, scales, cudaMemcpyDeviceToHost), 0);
+    for (uint32_t i = 0; i < columns; i++) {
+        assert_int_equal(bytes[i] & 0x7fu, 0x78u); /* 256 */
+        bytes[i] -= 8;
+    }
+    for (uint64_t i = 0; i < scales; i++)
+        bytes[columns + i]++;
+    assert_int_equal(cudaMemcpy(code, bytes, columns, cudaMemcpyHostToDevice), 0);
+    assert_int_equal(cudaMemcpy(scale, bytes + columns, scales, cudaMemcpyHostToDevice), 0);
+    free(bytes);
+}
+
+static void check_all_scales_are_equal(struct device_group *group, uint32_t weight, uint64_t count)
+{
+    uint8_t *scale = malloc(count);
+
+    assert_non_null(scale);
+    assert_int_equal(cudaMemcpy(scale, group->scales[0][weight].at, count, cudaMemcpyDeviceToHost), 0);
+    for (uint64_t i = 0; i < count; i++)
+        assert_int_equal(scale[i], scale[0]);
+    free(scale);
+}
+
+/* Whether a tile's columns have one scale is nothing that the result knows. */
+static void a_row_of_weights_with_another_scale_changes_no_bit(void **state)
+{
+    struct device_group group;
+    uint16_t *want, *got;
+    struct problem p;
+
+    (void)state;
+    problem_make(&p, &layers[1]);
+    even_scales(&p, p.gate, p.hidden);
+    even_scales(&p, p.up, p.hidden);
+    even_scales(&p, p.down, p.intermediate);
+    const uint64_t gate_row = p.intermediate + 200, down_row = 2ull * p.hidden + 7;
+    for (uint32_t i = 0; i < p.hidden; i++)
+        p.gate[gate_row * p.hidden + i] = i % 3 ? 0x3f80 : 0xbf80;
+    for (uint32_t i = 0; i < p.intermediate; i++)
+        p.down[down_row * p.intermediate + i] = i % 5 ? 0x3f80 : 0xbf80;
+    device_group_open(&group, &p, &(struct device_options){ .ranks = 1, .precision = MX }, &p.tokens);
+    check_all_scales_are_equal(&group, 0, (uint64_t)p.experts * p.intermediate * mok_mx_scales(p.hidden));
+    check_all_scales_are_equal(&group, 2, (uint64_t)p.experts * p.hidden * mok_mx_scales(p.intermediate));
+    device_forward(&group);
+    want = device_out(&group);
+    say_otherwise(&group, 0, gate_row, p.hidden);
+    say_otherwise(&group, 2, down_row, p.intermediate);
+    device_forward(&group);
+    got = device_out(&group);
+    assert_memory_equal(got, want, problem_rows_elements(&p) * sizeof(*want));
+    free(got);
+    free(want);
+    device_group_close(&group);
+    problem_free(&p);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -295,6 +360,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_not_finite_stays_with_its_token),
         cmocka_unit_test(every_number_of_experts_is_right),
         cmocka_unit_test(repeated_forwards_have_the_same_bits),
+        cmocka_unit_test(a_row_of_weights_with_another_scale_changes_no_bit),
     };
     const struct CMUnitTest in_short[] = {
         cmocka_unit_test(x_is_quantised_bit_for_bit),

@@ -4,6 +4,7 @@
  * E4M3 operands, in every context mode, ring and EP degree; bits that no setting changes; d_out quantised bit for bit;
  * strange values. Skipped where there is no GPU.
  */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -27,6 +28,7 @@
 #define REPEATS 200
 #define FEWER(many, few) many
 #endif
+#define WHOLE 4096u /* workspaces are multiples of it */
 #define SHARED ((1u << RESULT_D_SHARED_GATE) | (1u << RESULT_D_SHARED_UP) | (1u << RESULT_D_SHARED_DOWN))
 
 static const struct problem_options layers[] = {
@@ -69,14 +71,15 @@ static void check_layer(const char *name, const struct problem *p, const struct 
     char what[160];
     uint16_t *out;
 
-    snprintf(what, sizeof(what), "%s at EP %u, ring rows %llu, context %u, flags %u, start %g", name, options->ranks,
-             (unsigned long long)options->ring_rows, options->context_mode, options->flags, (double)start);
+    snprintf(what, sizeof(what), "%s at EP %u, ring rows %llu, context %u, flags %u, start %g, %s weight gradients", name,
+             options->ranks, (unsigned long long)options->ring_rows, options->context_mode, options->flags,
+             (double)start, options->mxfp8_wgrad ? "MXFP8" : "BF16");
     run(&group, p, options, tokens, start);
     device_gradients(&group, start, &got);
     out = device_out(&group);
     for (size_t i = 0; i < problem_rows_elements(p); i++)
         got.array[RESULT_OUT][i] = (double)bf16_to_float(out[i]);
-    check_against_mx_oracle(what, p, &got, MX, false);
+    check_against_mx_oracle(what, p, &got, MX, options->mxfp8_wgrad);
     if (p->shared_intermediate) {
         result_alloc(p, &want);
         oracle_run(p, &want);
@@ -134,6 +137,78 @@ static void weights_in_tiles_are_turned_exactly(void **state)
     problem_free(&p);
 }
 
+/*
+ * Weights that come transposed give the bits of those that the engine turns, whatever it does beside; and there is no
+ * room for turned ones then.
+ */
+static void weights_that_come_transposed_change_no_bit(void **state)
+{
+    struct device_options ways[] = {
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .tiles = true },
+        { .ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .tiles = true, .ring_rows = 64 },
+    };
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    for (size_t i = FEWER(0, 2); i < 3; i++)
+        for (size_t n = 0; n < 2; n++) {
+            uint32_t tokens[DEVICE_MAX_RANKS];
+            struct rng rng = { n + 1 };
+            uint64_t private_bytes[2];
+            uint8_t *got[2];
+            struct problem p;
+            size_t size;
+
+            problem_make(&p, &layers[i]);
+            problem_cut(p.tokens, ways[n].ranks, &rng, tokens);
+            for (int t = 0; t < 2; t++) {
+                struct device_group group;
+
+                ways[n].transposed = t == 1;
+                run(&group, &p, &ways[n], tokens, 0.25f);
+                got[t] = device_gradient_bytes(&group, &size);
+                private_bytes[t] = group.plan[0].private_bytes;
+                device_group_close(&group);
+            }
+            assert_memory_equal(got[0], got[1], size);
+            assert_true(private_bytes[1] + 3 * problem_expert_elements(&p) * (p.experts / ways[n].ranks) <
+                        private_bytes[0] + WHOLE);
+            free(got[0]);
+            free(got[1]);
+            problem_free(&p);
+        }
+}
+
+/* A tile's transposed codes have one scale; where its rows have several, d_x says so. */
+static void transposed_weights_that_are_not_in_tiles_give_nan(void **state)
+{
+    struct device_group group;
+    struct result result;
+    struct problem p;
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    problem_make(&p, &layers[1]);
+    for (uint32_t i = 0; i < p.hidden; i++) /* one row, of one expert's gate */
+        p.gate[5 * p.hidden + i] = bf16_from_float(1000.0f);
+    run(&group, &p,
+        &(struct device_options){
+            .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .transposed = true },
+        &p.tokens, 0);
+    device_gradients(&group, 0, &result);
+    for (uint32_t t = 0; t < p.tokens; t++) {
+        bool nan = isnan(result.array[RESULT_D_X][(size_t)t * p.hidden]);
+
+        for (uint32_t k = 0; k < p.topk; k++)
+            assert_true(nan || p.ids[t * p.topk + k] != 0);
+    }
+    result_free(&result);
+    device_group_close(&group);
+    problem_free(&p);
+}
+
 static void gradients_are_added_to_what_is_stored(void **state)
 {
     struct problem p;
@@ -157,28 +232,20 @@ static uint8_t *bits(const struct problem *p, const struct device_options *optio
     return bytes;
 }
 
-static void no_setting_changes_a_bit(void **state)
+/* All of `others`, or on an emulated GPU the one at `few`. */
+static void have_the_bits_of(const struct device_options *plain, const struct device_options *others, size_t count,
+                             size_t few)
 {
-    static const struct device_options others[] = {
-        { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .chaos_delay_us = 20 },
-        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 128, .yield_us = 1 },
-        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .minibatch_rows = 64 },
-        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 64, .chaos_delay_us = 10 },
-        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .blocks = 2 },
-        { .ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .blocks = 2 },
-    };
-    const size_t count = sizeof(others) / sizeof(others[0]);
     struct problem p;
     size_t size, same;
     uint8_t *want;
 
-    (void)state;
+    (void)few;
     make(&p, 0);
-    want = bits(&p, &(struct device_options){ .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX },
-                &p.tokens, &size);
+    want = bits(&p, plain, &p.tokens, &size);
     /* gradients of the shared expert, the last ones, are sums over a rank's own tokens */
     same = size - 3 * (size_t)p.shared_intermediate * p.hidden * 4;
-    for (size_t i = FEWER(0, 3); i < count; i += FEWER(1, 8)) {
+    for (size_t i = FEWER(0, few); i < count; i += FEWER(1, count)) {
         uint32_t tokens[DEVICE_MAX_RANKS];
         struct rng rng = { i + 1 };
         uint8_t *got;
@@ -192,6 +259,22 @@ static void no_setting_changes_a_bit(void **state)
     }
     free(want);
     problem_free(&p);
+}
+
+static void no_setting_changes_a_bit(void **state)
+{
+    static const struct device_options plain = { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX };
+    static const struct device_options others[] = {
+        { .ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .chaos_delay_us = 20 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 128, .yield_us = 1 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .minibatch_rows = 64 },
+        { .ranks = 4, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .ring_rows = 64, .chaos_delay_us = 10 },
+        { .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .blocks = 2 },
+        { .ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .precision = MX, .blocks = 2 },
+    };
+
+    (void)state;
+    have_the_bits_of(&plain, others, sizeof(others) / sizeof(others[0]), 3);
 }
 
 static void a_rank_without_tokens_takes_part(void **state)
@@ -291,10 +374,9 @@ static void repeated_backwards_have_the_same_bits(void **state)
     problem_free(&p);
 }
 
-static void every_number_of_experts_is_right(void **state)
+static void check_numbers_of_experts(const struct device_options *way, uint32_t first, uint32_t last)
 {
-    (void)state;
-    for (uint32_t experts = FEWER(1, 130); experts <= 130; experts++) {
+    for (uint32_t experts = first; experts <= last; experts++) {
         struct problem p;
         char name[40];
 
@@ -307,13 +389,89 @@ static void every_number_of_experts_is_right(void **state)
                                                     .seed = experts });
         problem_quantise_weights(&p, MX_SCALE);
         snprintf(name, sizeof(name), "%u experts", experts);
-        check_layer(
-            name, &p,
-            &(struct device_options){
-                .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD },
-            &p.tokens, 0);
+        check_layer(name, &p, way, &p.tokens, 0);
         problem_free(&p);
     }
+}
+
+static void every_number_of_experts_is_right(void **state)
+{
+    static const struct device_options way = {
+        .ranks = 1, .context_mode = MOK_CONTEXT_FULL, .precision = MX, .flags = MOK_OPF_OVERWRITE_WGRAD
+    };
+
+    (void)state;
+    check_numbers_of_experts(&way, FEWER(1, 130), 130);
+}
+
+/* ---- weight gradients that are MXFP8, too: of scales of 128 values ---- */
+
+#define MXFP8(...) { .precision = MX, .mxfp8_wgrad = true, __VA_ARGS__ }
+
+static void mxfp8_weight_gradients_are_within_their_bound(void **state)
+{
+    static const struct device_options ways[] = {
+        MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL, .flags = MOK_OPF_OVERWRITE_WGRAD),
+        MXFP8(.ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .ring_rows = 128),
+        MXFP8(.ranks = 4, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 256, .bf16_gradients = true),
+    };
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i += FEWER(1, 2))
+        for (size_t n = FEWER(0u, 1u); n < FEWER(3u, 2u); n++) {
+            uint32_t tokens[DEVICE_MAX_RANKS];
+            struct rng rng = { n + 1 };
+            char name[20];
+            struct problem p;
+
+            make(&p, i);
+            problem_cut(p.tokens, ways[n].ranks, &rng, tokens);
+            snprintf(name, sizeof(name), "layer %zu", i);
+            check_layer(name, &p, &ways[n], tokens, 0);
+            problem_free(&p);
+        }
+}
+
+static void mxfp8_weight_gradients_are_added_to_what_is_stored(void **state)
+{
+    static const struct device_options way = MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL);
+    struct problem p;
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    make(&p, 3);
+    check_layer("added", &p, &way, &p.tokens, 0.5f);
+    problem_free(&p);
+}
+
+static void no_setting_changes_a_bit_of_them(void **state)
+{
+    static const struct device_options plain = MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL);
+    static const struct device_options others[] = {
+        MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_RECOMPUTE, .chaos_delay_us = 20),
+        MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 256, .yield_us = 1),
+        MXFP8(.ranks = 4, .context_mode = MOK_CONTEXT_FULL, .ring_rows = 128, .chaos_delay_us = 10),
+        MXFP8(.ranks = 2, .context_mode = MOK_CONTEXT_RECOMPUTE, .blocks = 2, .minibatch_rows = 64),
+    };
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    have_the_bits_of(&plain, others, sizeof(others) / sizeof(others[0]), 2);
+}
+
+static void every_number_of_experts_has_them(void **state)
+{
+    static const struct device_options way =
+        MXFP8(.ranks = 1, .context_mode = MOK_CONTEXT_FULL, .flags = MOK_OPF_OVERWRITE_WGRAD);
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    check_numbers_of_experts(&way, FEWER(1, 37), FEWER(130, 37));
 }
 
 int main(int argc, char **argv)
@@ -321,12 +479,18 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_are_within_the_bound_of_e4m3_operands),
         cmocka_unit_test(weights_in_tiles_are_turned_exactly),
+        cmocka_unit_test(weights_that_come_transposed_change_no_bit),
+        cmocka_unit_test(transposed_weights_that_are_not_in_tiles_give_nan),
         cmocka_unit_test(gradients_are_added_to_what_is_stored),
         cmocka_unit_test(no_setting_changes_a_bit),
         cmocka_unit_test(a_rank_without_tokens_takes_part),
         cmocka_unit_test(strange_values_stay_with_their_token),
         cmocka_unit_test(repeated_backwards_have_the_same_bits),
         cmocka_unit_test(every_number_of_experts_is_right),
+        cmocka_unit_test(mxfp8_weight_gradients_are_within_their_bound),
+        cmocka_unit_test(mxfp8_weight_gradients_are_added_to_what_is_stored),
+        cmocka_unit_test(no_setting_changes_a_bit_of_them),
+        cmocka_unit_test(every_number_of_experts_has_them),
     };
     const struct CMUnitTest in_short[] = {
         cmocka_unit_test(gradients_are_added_to_what_is_stored),

@@ -173,7 +173,7 @@ static void even_scales(struct problem *p)
     }
 }
 
-static void open_layer(struct layer *l)
+static void open_layer(struct layer *l, bool mxfp8_wgrad)
 {
     static const struct problem_options options = { .hidden = 272,
                                                     .intermediate = 144,
@@ -200,6 +200,7 @@ static void open_layer(struct layer *l)
                       &(struct device_options){ .ranks = 1,
                                                 .precision = MX,
                                                 .tiles = MX_SCALE == 128,
+                                                .mxfp8_wgrad = mxfp8_wgrad,
                                                 .context_mode = MOK_CONTEXT_FULL,
                                                 .flags = MOK_OPF_OVERWRITE_WGRAD },
                       &p->tokens);
@@ -232,7 +233,7 @@ static void find_rows(struct layer *l, const struct mok_op_result *result)
     l->slot = malloc(l->rows * sizeof(*l->slot));
     assert_true(l->expert && l->slot);
     for (uint32_t e = 0; e < l->p.experts; e++)
-        for (uint64_t i = 0; i < mok_round_up(result->expert_rows[e], 64); i++, row++) {
+        for (uint64_t i = 0; i < mok_round_up(result->expert_rows[e], l->group.plan[0].tile_rows); i++, row++) {
             l->expert[row] = e;
             l->slot[row] = ~0u;
             if (i < result->expert_rows[e])
@@ -370,7 +371,7 @@ static void check_d_input(const struct layer *l, const double *d_a, const double
 
 /* gradient [E][rows][columns]: sums over an expert's rows of `left` times `right`, either one row a token or a padded row. */
 static void check_wgrad(const char *what, const struct layer *l, const float *gradient, const double *left, uint64_t rows,
-                        bool left_of_token, const double *right, uint64_t columns, bool right_of_token)
+                        bool left_of_token, const double *right, uint64_t columns, bool right_of_token, double bound)
 {
     float *got = copy_of(gradient, l->p.experts * rows * columns * sizeof(*got));
     struct sum *want = calloc(l->p.experts * rows * columns, sizeof(*want));
@@ -387,32 +388,39 @@ static void check_wgrad(const char *what, const struct layer *l, const float *gr
             }
     }
     for (uint64_t i = 0; i < l->p.experts * rows * columns; i++)
-        check(what, i / columns, i % columns, (double)got[i], want[i], BF16_BOUND, 0);
+        check(what, i / columns, i % columns, (double)got[i], want[i], bound, 0);
     checked(what);
     free(got);
     free(want);
 }
 
-static void products_are_exact_but_for_accumulation(void **state)
+/* Runs MAIN of a forward and a backward, and knows then whose rows are whose; forward's h too, if it is wanted. */
+static void run_layer(struct layer *l, double **ret_h)
 {
     uint64_t rows[MOK_MAX_EXPERTS];
     struct mok_op_result result;
+
+    assert_int_equal(device_phase(&l->group, 0, MOK_PHASE_PREPARE).status, 0);
+    result = device_phase(&l->group, 0, MOK_PHASE_MAIN);
+    assert_int_equal(result.status, 0);
+    memcpy(rows, result.expert_rows, l->p.experts * sizeof(rows[0]));
+    result.expert_rows = rows;
+    find_rows(l, &result);
+    check_forward(l);
+    *ret_h = inner_rows(l, l->layout.h, l->layout.h_scale);
+    device_backward(&l->group, 0);
+}
+
+static void products_are_exact_but_for_accumulation(void **state)
+{
     struct layer l;
+    double *h;
 
     (void)state;
-    open_layer(&l);
-    assert_int_equal(device_phase(&l.group, 0, MOK_PHASE_PREPARE).status, 0);
-    result = device_phase(&l.group, 0, MOK_PHASE_MAIN);
-    assert_int_equal(result.status, 0);
-    memcpy(rows, result.expert_rows, l.p.experts * sizeof(rows[0]));
-    result.expert_rows = rows;
-    find_rows(&l, &result);
-    check_forward(&l);
-
+    open_layer(&l, false);
+    run_layer(&l, &h);
     const uint64_t H = l.p.hidden, I = l.p.intermediate;
     const struct mok_expert_params *params = &l.group.args[0].params;
-    double *h = inner_rows(&l, l.layout.h, l.layout.h_scale);
-    device_backward(&l.group, 0);
     if (MX_SCALE == 32)
         take_turned(&l);
     double *x = quantised_rows(&l, false), *g = quantised_rows(&l, true);
@@ -421,9 +429,108 @@ static void products_are_exact_but_for_accumulation(void **state)
     double *weighted = of_bf16(own(&l) + l.layout.h_wide, l.rows * I);
     check_d_hidden(&l, g, h);
     check_d_input(&l, d_a, d_b);
-    check_wgrad("gradient of gate", &l, params->d_gate, d_a, I, false, x, H, true);
-    check_wgrad("gradient of up", &l, params->d_up, d_b, I, false, x, H, true);
-    check_wgrad("gradient of down", &l, params->d_down, g, H, true, weighted, I, false);
+    check_wgrad("gradient of gate", &l, params->d_gate, d_a, I, false, x, H, true, BF16_BOUND);
+    check_wgrad("gradient of up", &l, params->d_up, d_b, I, false, x, H, true, BF16_BOUND);
+    check_wgrad("gradient of down", &l, params->d_down, g, H, true, weighted, I, false, BF16_BOUND);
+    free(h);
+    free(x);
+    free(g);
+    free(d_a);
+    free(d_b);
+    free(weighted);
+    close_layer(&l);
+}
+
+/* ---- MXFP8 weight gradients ---- */
+
+/* Where rows' codes and scales lie: one row a token, or a padded row. */
+struct row_codes {
+    const uint8_t *code, *scale;
+    uint64_t pitch, scale_pitch;
+    bool of_token;
+};
+
+static uint8_t scale_of_row(const struct layer *l, const struct row_codes *rows, uint64_t row, uint64_t column)
+{
+    uint8_t scale;
+    const uint64_t at = rows->of_token ? l->slot[row] / l->p.topk : row;
+
+    assert_int_equal(cudaMemcpy(&scale, rows->scale + at * rows->scale_pitch + column / 32, 1, cudaMemcpyDeviceToHost), 0);
+    return scale;
+}
+
+/* The operand's values [padded rows][columns]: those of the rows, for the largest scale of 128 of them and 128 columns. */
+static double *tokenwise(const struct layer *l, enum mok_cuda_tokenwise_operand operand, uint64_t columns,
+                         const struct row_codes *rows, const double *value)
+{
+    const uint64_t ring = l->group.plan[0].ring_rows, blocks = mok_div_up(columns, 128);
+    uint8_t *code = copy_of(own(l) + l->layout.tokenwise[operand], ring * columns);
+    float *scale = copy_of(own(l) + l->layout.tokenwise_scale[operand], ring / 128 * blocks * sizeof(*scale));
+    double *got = doubles(l->rows * columns);
+
+    for (uint64_t row = 0; row < l->rows; row += 128)
+        for (uint64_t column = 0; column < columns; column += 128) {
+            uint8_t largest = 0;
+            for (uint64_t r = row; r < row + 128; r++)
+                if (l->slot[r] != ~0u)
+                    largest = (uint8_t)mok_max_u64(largest, scale_of_row(l, rows, r, column));
+            assert_true(scale[row / 128 * blocks + column / 128] == mok_e8m0_to_f32(largest));
+            for (uint64_t r = row; r < row + 128; r++)
+                for (uint64_t c = column; c < mok_min_u64(column + 128, columns); c++) {
+                    const uint64_t from = rows->of_token ? l->slot[r] / l->p.topk : r;
+                    const double want = l->slot[r] == ~0u ? 0 : (double)mok_mx_reround((float)value[from * columns + c], largest);
+                    got[r * columns + c] = (double)mok_mx_decode(code[c * ring + r], largest);
+                    if (got[r * columns + c] != want)
+                        fail_msg("operand %u, row %llu, column %llu: %g, must be %g", operand, (unsigned long long)r,
+                                 (unsigned long long)c, got[r * columns + c], want);
+                }
+        }
+    free(code);
+    free(scale);
+    return got;
+}
+
+static double *inner_operand(const struct layer *l, enum mok_cuda_tokenwise_operand operand, uint64_t code, uint64_t scale)
+{
+    const struct row_codes rows = { own(l) + code, own(l) + scale, l->p.intermediate,
+                                    mok_cuda_h_scale_bytes(&l->group.plan[0]), false };
+    double *value = inner_rows(l, code, scale), *got = tokenwise(l, operand, l->p.intermediate, &rows, value);
+
+    free(value);
+    return got;
+}
+
+static double *outer_operand(const struct layer *l, bool d_out)
+{
+    const uint64_t pitch = mok_cuda_x_row_bytes(&l->group.plan[0]);
+    const uint8_t *code = symmetric(l) + l->group.plan[0].sym_engine + (d_out ? l->group.plan[0].spec.max_tokens * pitch : 0);
+    const struct row_codes rows = { code, code + l->p.hidden, pitch, pitch, true };
+    double *value = quantised_rows(l, d_out);
+    double *got = tokenwise(l, d_out ? MOK_TOKENWISE_G : MOK_TOKENWISE_X, l->p.hidden, &rows, value);
+
+    free(value);
+    return got;
+}
+
+static void mxfp8_weight_gradients_are_products_of_turned_rows(void **state)
+{
+    struct layer l;
+    double *h;
+
+    (void)state;
+    if (MX_SCALE != 128)
+        skip();
+    open_layer(&l, true);
+    run_layer(&l, &h);
+    const uint64_t H = l.p.hidden, I = l.p.intermediate;
+    const struct mok_expert_params *params = &l.group.args[0].params;
+    double *x = outer_operand(&l, false), *g = outer_operand(&l, true);
+    double *d_a = inner_operand(&l, MOK_TOKENWISE_D_A, l.layout.d_a_code, l.layout.d_a_scale);
+    double *d_b = inner_operand(&l, MOK_TOKENWISE_D_B, l.layout.d_b_code, l.layout.d_b_scale);
+    double *weighted = inner_operand(&l, MOK_TOKENWISE_H, l.layout.h, l.layout.h_scale);
+    check_wgrad("gradient of gate", &l, params->d_gate, d_a, I, false, x, H, false, E4M3_BOUND);
+    check_wgrad("gradient of up", &l, params->d_up, d_b, I, false, x, H, false, E4M3_BOUND);
+    check_wgrad("gradient of down", &l, params->d_down, g, H, false, weighted, I, false, E4M3_BOUND);
     free(h);
     free(x);
     free(g);
@@ -435,7 +542,10 @@ static void products_are_exact_but_for_accumulation(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(products_are_exact_but_for_accumulation) };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_are_exact_but_for_accumulation),
+        cmocka_unit_test(mxfp8_weight_gradients_are_products_of_turned_rows),
+    };
 
     device_or_skip();
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);

@@ -89,6 +89,23 @@ static void same_inputs_give_the_same_bits_whatever_the_timing(void **state)
     }
 }
 
+static void weights_that_are_bound_transposed_too_change_no_bit(void **state)
+{
+    (void)state;
+    struct stack stack;
+    struct workload plain = base, both;
+    uint64_t hash[2][2];
+    plain.precision = MOK_MXFP8_PER128;
+    plain.tiles = true;
+    both = plain;
+    both.transposed = true;
+    assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 2 }), 0);
+    run_group(&stack, &plain, "plain", 0, hash[0]);
+    run_group(&stack, &both, "both", 0, hash[1]);
+    assert_memory_equal(hash[0], hash[1], sizeof(hash[0]));
+    assert_int_equal(stack_stop(&stack), 0);
+}
+
 /* ---------------------------------------------------------------- two jobs, opposite order */
 
 struct pair_thread {
@@ -346,6 +363,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_inputs_give_the_same_bits_whatever_the_timing),
+        cmocka_unit_test(weights_that_are_bound_transposed_too_change_no_bit),
         cmocka_unit_test(two_jobs_that_submit_in_opposite_order_do_not_deadlock),
         cmocka_unit_test(two_layers_of_equal_shape_interleaved_differently_stay_independent),
         cmocka_unit_test(an_expired_wait_names_the_missing_rank_and_can_be_cancelled),

@@ -136,9 +136,19 @@ static bool is_mx(const struct workload *p)
     return p->precision > MOK_BF16;
 }
 
+static void fill_transposed(mok_buffer *buffer, mok_mxfp8_options o, const uint16_t *values, uint64_t count)
+{
+    uint8_t *code = stage(count), *code_scale = stage(mok_mxfp8_scale_bytes(o.matrices * o.columns, o.rows));
+    o.flags |= MOK_QUANTIZE_TRANSPOSE;
+    if (mok_mxfp8_quantize(&o, values, code, code_scale) < 0)
+        abort();
+    free(code_scale);
+    put(buffer, code, count);
+}
+
 /* Rows of experts' weights, as the layer's precision wants them. */
-static void fill_weight(const struct workload_rank *r, mok_buffer *buffer, mok_buffer *scales, enum workload_stream stream,
-                        uint64_t rows, uint64_t columns, float scale)
+static void fill_weight(const struct workload_rank *r, mok_buffer *buffer, mok_buffer *scales, mok_buffer *transposed,
+                        enum workload_stream stream, uint64_t rows, uint64_t columns, float scale)
 {
     const struct workload *p = r->problem;
     uint64_t local = p->experts / p->ep, count = rows * columns, scale_bytes = mok_mxfp8_scale_bytes(rows, columns);
@@ -152,9 +162,11 @@ static void fill_weight(const struct workload_rank *r, mok_buffer *buffer, mok_b
     uint8_t *code = stage(count), *code_scale = stage(scale_bytes);
     if (mok_mxfp8_quantize(&o, values, code, code_scale) < 0)
         abort();
-    free(values);
     put(buffer, code, count);
     put(scales, code_scale, scale_bytes);
+    if (transposed)
+        fill_transposed(transposed, o, values, count);
+    free(values);
 }
 
 static void fill_routing(struct workload_rank *r)
@@ -181,9 +193,9 @@ void workload_fill(struct workload_rank *r)
     fill_bf16(r, r->x, STREAM_X, r->first_token * h, r->tokens * h, 1.0f);
     if (!p->forward_only)
         fill_bf16(r, r->d_out, STREAM_D_OUT, r->first_token * h, r->tokens * h, 1.0f);
-    fill_weight(r, r->gate, r->gate_scale, STREAM_GATE, local * n, h, sh);
-    fill_weight(r, r->up, r->up_scale, STREAM_UP, local * n, h, sh);
-    fill_weight(r, r->down, r->down_scale, STREAM_DOWN, local * h, n, si);
+    fill_weight(r, r->gate, r->gate_scale, r->gate_transposed, STREAM_GATE, local * n, h, sh);
+    fill_weight(r, r->up, r->up_scale, r->up_transposed, STREAM_UP, local * n, h, sh);
+    fill_weight(r, r->down, r->down_scale, r->down_transposed, STREAM_DOWN, local * h, n, si);
     if (is) {
         fill_bf16(r, r->s_gate, STREAM_S_GATE, 0, is * h, sh);
         fill_bf16(r, r->s_up, STREAM_S_UP, 0, is * h, sh);
@@ -232,6 +244,9 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
         code = private_buffer(r, device, in, &r->up_scale);
     if (code == 0 && is_mx(p))
         code = private_buffer(r, device, out, &r->down_scale);
+    mok_buffer **transposed[] = { &r->gate_transposed, &r->up_transposed, &r->down_transposed };
+    for (size_t i = 0; i < 3 && code == 0 && p->transposed; i++)
+        code = private_buffer(r, device, expert, transposed[i]);
     return code;
 }
 
@@ -247,6 +262,8 @@ static int bind(struct workload_rank *r)
         .d_gate = whole(r->d_gate), .d_up = whole(r->d_up), .d_down = whole(r->d_down),
         .shared_gate = whole(r->s_gate), .shared_up = whole(r->s_up), .shared_down = whole(r->s_down),
         .gate_scale = whole(r->gate_scale), .up_scale = whole(r->up_scale), .down_scale = whole(r->down_scale),
+        .gate_transposed = whole(r->gate_transposed), .up_transposed = whole(r->up_transposed),
+        .down_transposed = whole(r->down_transposed),
         .d_shared_gate = whole(r->d_s_gate), .d_shared_up = whole(r->d_s_up), .d_shared_down = whole(r->d_s_down),
     };
     return mok_layer_bind(r->layer, &params);
@@ -266,7 +283,8 @@ int workload_open(struct workload_rank *r, const struct workload *p, uint32_t in
                              .clamp = p->clamp, .ring_bytes = p->ring_bytes, .minibatch_rows = p->minibatch_rows,
                              .comm_units = p->comm_units,
                              .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : MOK_DTYPE_F32,
-                             .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16 };
+                             .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16,
+                             .transposed_weights = p->transposed };
     mok_layer_memory memory;
     int code = mok_session_open(&so, &r->session);
     if (code == 0)

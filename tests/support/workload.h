@@ -32,6 +32,7 @@ struct workload {
     uint64_t timeout_ns; /* of an operation */
     bool mxfp8_wgrad; /* of an MXFP8 layer */
     bool bf16_gradients;
+    bool transposed; /* with tiles: the weights are bound transposed, too */
 };
 
 struct workload_rank {
@@ -45,6 +46,7 @@ struct workload_rank {
     mok_buffer *ids, *weight, *out, *d_x, *d_weight, *context;
     mok_buffer *gate, *up, *down, *d_gate, *d_up, *d_down;
     mok_buffer *gate_scale, *up_scale, *down_scale; /* MXFP8 */
+    mok_buffer *gate_transposed, *up_transposed, *down_transposed;
     mok_buffer *s_gate, *s_up, *s_down, *d_s_gate, *d_s_up, *d_s_down;
 };
 

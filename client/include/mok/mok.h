@@ -290,6 +290,7 @@ typedef struct mok_layer_options {
     uint32_t comm_units;          /**< 0: the plan's choice */
     uint32_t gradient_dtype;      /**< of all weight gradients, enum mok_dtype; 0: MOK_DTYPE_F32 */
     uint32_t wgrad_precision;     /**< operands of the experts' weight gradients, enum mok_wgrad; 0: MOK_WGRAD_BF16 */
+    uint32_t transposed_weights;  /**< MOK_MXFP8_PER128: 1: weights are bound transposed, too; 0: they are not */
 } mok_layer_options;
 
 /** Exact bytes. */
@@ -313,9 +314,14 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  *
  * Weight gradients of an MXFP8 layer's experts are products of BF16 values, those that the quantised rows are worth. With
  * MOK_WGRAD_MXFP8 they are products of E4M3: the same rows, quantised along the token axis (ABI.md, MX tensors). It is
- * MOK_EDTYPE of a BF16 layer; a CUDA device refuses it with MOK_ENOTSUP. A shared expert's stay BF16.
- * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_ENOTSUP gradient_dtype or wgrad_precision with an older
- * mokd, or an option that the device's engine does not have; MOK_EMISMATCH names the ranks and the option that differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
+ * MOK_EDTYPE of a BF16 layer; a CUDA device has it with MOK_MXFP8_PER128 alone, else MOK_ENOTSUP. A shared expert's stay BF16.
+ *
+ * A GPU's MXFP8 backward multiplies transposed weights, and turns them anew in each operation, since nobody says when they
+ * have changed. With transposed_weights 1 the program binds them beside the others and keeps both alike: no operation turns
+ * any, and private_bytes has no room for them. See mok_layer_params for what they must be.
+ * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_ENOTSUP gradient_dtype, wgrad_precision
+ * or transposed_weights with an older mokd, or an option that the device's engine does not have; MOK_EMISMATCH names the ranks and the
+ * option that differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
  */
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
 /**
@@ -330,6 +336,12 @@ int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacity);
 /**
  * Parameters and weight gradients; absent ones stay unbound (a forward needs no gradients). Gradients are F32, with
  * gradient_dtype MOK_DTYPE_BF16 all six of them BF16.
+ *
+ * Transposed weights are the same bytes as gate, up and down, each expert's matrix transposed: what
+ * mok_mxfp8_quantize_on_stream with MOK_QUANTIZE_TILES gives as ret_transposed; their scales are not wanted, since a tile of
+ * 128 x 128 has one that holds both ways. Weights of other scales have none: a GPU then gives NaN in d_x of every token
+ * that uses the expert. With transposed weights in tiles every result has the bits that it has without. Whoever changes a
+ * weight changes its transpose before the next backward. A forward and host devices do not read them.
  */
 typedef struct mok_layer_params {
     size_t size;    /**< sizeof(mok_layer_params) */
@@ -343,14 +355,16 @@ typedef struct mok_layer_params {
     mok_view shared_down;            /**< BF16 [H][Is] */
     mok_view d_shared_gate, d_shared_up, d_shared_down; /**< this rank's tokens only */
     mok_view gate_scale, up_scale, down_scale;          /**< MXFP8: E8M0 */
+    mok_view gate_transposed, up_transposed;            /**< with transposed_weights: E4M3 [E_l][H][I] */
+    mok_view down_transposed;                           /**< with transposed_weights: E4M3 [E_l][I][H] */
 } mok_layer_params;
 
 /**
  * Binds parameters; replaces the earlier binding whole. -MOK_EBUSY while operations of the layer are in flight.
  * All buffers, private ones too, must be on this rank's device. Forward needs all weights bound. Backward needs all
- * weight gradients too, those of the shared expert included: else MOK_ESTATE (frozen weights are not supported yet).
+ * weight gradients too, those of the shared expert included, and transposed weights where the layer has them: else MOK_ESTATE (frozen weights are not supported yet).
  * Errors: MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER, MOK_EDTYPE (a scale with MOK_BF16), MOK_EARG (a gradient that
- * overlaps another parameter, a shared one without a shared expert) name the parameter. The earlier binding stays then.
+ * overlaps another parameter, a shared one without a shared expert, a transposed one without transposed_weights) name the parameter. The earlier binding stays then.
  */
 int mok_layer_bind(mok_layer *layer, const mok_layer_params *params);
 

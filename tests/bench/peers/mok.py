@@ -22,13 +22,13 @@ Session = structure("Session", ("size", ctypes.c_size_t), ("socket_path", C), ("
 Device = structure("Device", ("index", U32), ("kind", U32), ("name", ctypes.c_char * 64), ("units", U32), ("up", U32), ("memory_bytes", U64), ("memory_used", U64))
 Group = structure("Group", ("size", ctypes.c_size_t), ("name", C), ("ranks", U32), ("rank", U32), ("device", U32), ("timeout_ms", U64), ("flags", U32))
 Layer = structure("Layer", ("size", ctypes.c_size_t), *[(n, U32) for n in ("hidden", "intermediate", "experts", "topk", "max_tokens", "precision", "shared_intermediate")],
-                  ("clamp", F), ("ring_bytes", U64), ("minibatch_rows", U32), ("comm_units", U32), ("gradient_dtype", U32))
+                  ("clamp", F), ("ring_bytes", U64), ("minibatch_rows", U32), ("comm_units", U32), ("gradient_dtype", U32), ("wgrad_precision", U32), ("transposed_weights", U32))
 LAYER_BEFORE_GRADIENT_DTYPE = Layer.gradient_dtype.offset  # what a libmok without it takes
 DTYPE_BF16 = 1
 Memory = structure("Memory", *[(n, U64) for n in ("symmetric_bytes", "private_bytes", "context_full_bytes", "context_recompute_bytes")])
 PARAMETERS = ("gate", "up", "down", "d_gate", "d_up", "d_down")
 Params = structure("Params", ("size", ctypes.c_size_t), *[(n, View) for n in PARAMETERS],
-                   *[(n, View) for n in ("shared_gate", "shared_up", "shared_down", "d_shared_gate", "d_shared_up", "d_shared_down", "gate_scale", "up_scale", "down_scale")])
+                   *[(n, View) for n in ("shared_gate", "shared_up", "shared_down", "d_shared_gate", "d_shared_up", "d_shared_down", "gate_scale", "up_scale", "down_scale", "gate_transposed", "up_transposed", "down_transposed")])
 Forward = structure("Forward", ("size", ctypes.c_size_t), ("tokens", U32), ("context_mode", U32), ("flags", U32), ("timeout_ns", U64),
                     *[(n, View) for n in ("x", "ids", "topk_weight", "out", "context")])
 Backward = structure("Backward", ("size", ctypes.c_size_t), ("tokens", U32), ("context_mode", U32), ("flags", U32), ("timeout_ns", U64),

@@ -82,7 +82,7 @@ def same(a, b, what):
 def curve(stack, name, *options):
     got = Run(stack, name, "--engine", "cuda", *options).end()
     ranks = options[options.index("--ranks") + 1]
-    precision = options[options.index("--precision"):][:2] if "--precision" in options else []
+    precision = options[options.index("--precision"):] if "--precision" in options else []
     want = Run(stack, f"{name}-host", "--engine", "host", "--ranks", ranks, *precision).end()
     away = [abs(a - b) / b for a, b in zip(got.losses, want.losses)]
     print(f"  {name}: loss {got.losses[0]:.4f} -> {got.losses[-1]:.4f}, host engine {want.losses[-1]:.4f}; away {max(away):.2e} at most, "
@@ -118,9 +118,9 @@ def a_resumed_run_has_the_bits_of_a_whole_one(stack):
 
 
 def mxfp8_has_the_host_engines_curve_too(stack):
-    for precision in "mxfp8-per128", "mxfp8-per32":
-        mxfp8 = ["--ranks", "1", "--precision", precision]
-        same(curve(stack, precision, *mxfp8), Run(stack, "again", "--engine", "cuda", *mxfp8).end(), "a repeat")
+    for precision, wgrad in ("mxfp8-per128", "bf16"), ("mxfp8-per32", "bf16"), ("mxfp8-per128", "mxfp8"):
+        mxfp8 = ["--ranks", "1", "--precision", precision, "--wgrad", wgrad]
+        same(curve(stack, f"{precision}-wgrad-{wgrad}", *mxfp8), Run(stack, "again", "--engine", "cuda", *mxfp8).end(), "a repeat")
 
 
 def beside(stack, steps):
@@ -133,7 +133,8 @@ def beside(stack, steps):
     asked = subprocess.run("nvidia-smi --query-gpu=name,driver_version --format=csv,noheader".split(), capture_output=True, text=True).stdout if not EMULATED else ""
     device, driver = (asked.splitlines() or ["emulated, none"])[0].split(", ")
     want = windows(plain)
-    for run in mxfp8, start("bf16-2-ranks", "--ranks", "2", "--batch", str(batch // 2)):
+    wgrad = start("mxfp8-per128-wgrad", "--ranks", "1", "--precision", "mxfp8-per128", "--wgrad", "mxfp8")
+    for run in mxfp8, wgrad, start("bf16-2-ranks", "--ranks", "2", "--batch", str(batch // 2)):
         got = windows(run)
         away = [g / w - 1 for g, w in zip(got, want)]
         print(json.dumps({"date": time.strftime("%Y-%m-%d"), "device": device, "driver": driver, "op": "train", "engine": "cuda", "what": run.name, "over": "bf16", "steps": steps, "window": width,

@@ -278,7 +278,7 @@ static void draft_hello(struct draft *d, const Mok__Hello *hello, struct fake *f
     d->hello.daemon_version = (char *)"9.9.9";
     d->hello.features = __atomic_load_n(&fake->old, __ATOMIC_RELAXED)
                             ? 0
-                            : hello->features & (MOK_FEATURE_GRADIENTS | MOK_FEATURE_WGRAD);
+                            : hello->features & (MOK_FEATURE_GRADIENTS | MOK_FEATURE_WGRAD | MOK_FEATURE_TRANSPOSED);
     d->reply.body_case = MOK__REPLY__BODY_HELLO;
     d->reply.hello = &d->hello;
 }

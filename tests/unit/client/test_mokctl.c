@@ -184,7 +184,8 @@ static void every_option_of_a_shape_reaches_mokd_and_json_has_the_memory(void **
     (void)state;
     assert_int_equal(mokctl(SHAPE
                             " --json --ep 8 --device 1 --precision mxfp8-per32 --shared-intermediate 64 --clamp 7.5"
-                            " --ring-bytes 9007199254740993 --minibatch-rows 384 --comm-units 16 --gradients bf16 --wgrad mxfp8"),
+                            " --ring-bytes 9007199254740993 --minibatch-rows 384 --comm-units 16 --gradients bf16 --wgrad mxfp8"
+                            " --transposed-weights"),
                      0);
     Mok__LayerSpec spec = fake_last_spec(&fake, &ep, &device);
     assert_int_equal(ep, 8);
@@ -197,6 +198,7 @@ static void every_option_of_a_shape_reaches_mokd_and_json_has_the_memory(void **
     assert_int_equal(spec.comm_units, 16);
     assert_int_equal(spec.gradient_dtype, MOK_DTYPE_BF16);
     assert_int_equal(spec.wgrad_precision, MOK_WGRAD_MXFP8);
+    assert_int_equal(spec.transposed_weights, 1);
     cJSON *root = cJSON_Parse(output);
     const cJSON *memory = cJSON_GetObjectItem(root, "memory");
     assert_int_equal(cJSON_GetObjectItem(memory, "context_full_bytes")->valueint, FAKE_LAYER_FULL);

@@ -380,6 +380,10 @@ static void parameters_must_fit_and_be_the_layer_s(void **state)
     p.gate_scale = (mok_view){ weights, 0, 0 };
     assert_fails(mok_layer_bind(layer, &p), MOK_EDTYPE, "gate_scale is given");
     p = params(true);
+    p.up_transposed = (mok_view){ weights, 0, 0 };
+    assert_fails(mok_layer_bind(layer, &p), MOK_EARG,
+                 "up_transposed is given, must be absent: the layer's transposed_weights is 0");
+    p = params(true);
     p.shared_up = (mok_view){ weights, 0, 0 };
     assert_fails(mok_layer_bind(layer, &p), MOK_EARG, "shared_up is given");
     assert_fails(mok_layer_bind(layer, NULL), MOK_EARG, "mok_layer_params is NULL");

@@ -575,6 +575,7 @@ static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(vo
         .comm_units = 3,
         .gradient_dtype = MOK_DTYPE_BF16,
         .wgrad_precision = MOK_WGRAD_MXFP8,
+        .transposed_weights = 1,
     };
     mok_layer_memory memory;
     mok_layer *layer;
@@ -593,12 +594,13 @@ static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(vo
         assert_int_equal(spec.comm_units, 3);
         assert_int_equal(spec.gradient_dtype, MOK_DTYPE_BF16);
         assert_int_equal(spec.wgrad_precision, MOK_WGRAD_MXFP8);
+        assert_int_equal(spec.transposed_weights, 1);
     }
     assert_works(mok_layer_describe(layer, text, sizeof(text)));
     assert_string_equal(text, FAKE_PLAN);
 }
 
-static void an_older_mokd_is_not_asked_for_what_it_does_not_know_of_gradients(void **state)
+static void an_older_mokd_is_not_asked_for_what_it_does_not_know(void **state)
 {
     mok_layer_options options = { .size = sizeof(options), .hidden = 64, .intermediate = 48, .experts = 2, .topk = 1,
                                   .max_tokens = 8, .precision = MOK_MXFP8_PER32, .gradient_dtype = MOK_DTYPE_F32,
@@ -616,6 +618,10 @@ static void an_older_mokd_is_not_asked_for_what_it_does_not_know_of_gradients(vo
     options.gradient_dtype = 0;
     options.wgrad_precision = MOK_WGRAD_MXFP8;
     assert_fails(mok_layer_create(group, &options, 0, &layer), MOK_ENOTSUP, "wgrad_precision is 2");
+    options.wgrad_precision = 0;
+    options.precision = MOK_MXFP8_PER128;
+    options.transposed_weights = 1;
+    assert_fails(mok_layer_memory_query(group, &options, &memory), MOK_ENOTSUP, "transposed_weights is 1");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -654,7 +660,7 @@ int main(void)
         TEST_SESSION(other_threads_get_their_answers_while_one_waits_for_a_group),
         TEST_SESSION(four_threads_ask_at_once_and_each_gets_its_own_answers),
         TEST_SESSION(layers_are_created_described_and_destroyed),
-        TEST(an_older_mokd_is_not_asked_for_what_it_does_not_know_of_gradients),
+        TEST(an_older_mokd_is_not_asked_for_what_it_does_not_know),
         TEST_SESSION(every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

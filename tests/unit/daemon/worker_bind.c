@@ -154,6 +154,28 @@ static void a_parameter_that_the_layer_lacks_is_refused(void **state)
     assert_int_equal(f.span[WORKER_PARAM_GATE_SCALE].bytes, E_LOCAL * I * (H / 32));
 }
 
+static void transposed_weights_are_of_layers_that_take_them(void **state)
+{
+    static struct fixture f;
+    (void)state;
+
+    fill(&f);
+    f.layer.plan.spec.precision = MOK_MXFP8_PER128;
+    region(f.params.down_transposed = &f.extra, 40960, WEIGHT / 2);
+    assert_int_equal(validate(&f), -MOK_EARG);
+    assert_string_equal(f.message.text, "down_transposed: this layer has no such parameter (value 11, bound 0)");
+    f.layer.plan.spec.transposed_weights = 1;
+    assert_int_equal(validate(&f), 0);
+    assert_ptr_equal(f.span[WORKER_PARAM_DOWN_TRANSPOSED].address, memory + 40960);
+    assert_int_equal(f.span[WORKER_PARAM_DOWN_TRANSPOSED].bytes, WEIGHT / 2);
+
+    f.extra.length--;
+    assert_int_equal(validate(&f), -MOK_ESIZE);
+    assert_string_equal(f.message.text, "down_transposed: region is too short (value 1023, bound 1024)");
+    region(&f.extra, 16384, WEIGHT / 2);
+    assert_int_equal(validate(&f), -MOK_EARG); /* under a gradient */
+}
+
 static void a_gradient_lies_over_nothing_else(void **state)
 {
     static struct fixture f;
@@ -191,6 +213,7 @@ int main(void)
         cmocka_unit_test(what_is_wrong_is_named_with_value_and_bound),
         cmocka_unit_test(nothing_is_returned_when_one_is_wrong),
         cmocka_unit_test(a_parameter_that_the_layer_lacks_is_refused),
+        cmocka_unit_test(transposed_weights_are_of_layers_that_take_them),
         cmocka_unit_test(a_gradient_lies_over_nothing_else),
         cmocka_unit_test(a_buffer_on_its_way_out_is_not_bound),
     };

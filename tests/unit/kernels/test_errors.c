@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "args.h"
 #include "check.h"
 #include "harness.h"
 #include "mok/ring_abi.h"
@@ -370,6 +371,28 @@ static int wait_for_phase(struct harness *h, struct mok_op_result *ret)
     return ended;
 }
 
+static void transposed_weights_are_needed_by_a_backward_alone(void **state)
+{
+    const struct mok_plan plan = { .spec = { .precision = MOK_MXFP8_PER128, .transposed_weights = 1 } };
+    struct mok_op_args args = { .kind = MOK_KIND_FORWARD };
+    struct mok_expert_params *p = &args.params;
+    struct mok_op_result result;
+    char at[16] = { 0 };
+
+    (void)state;
+    p->gate = p->up = p->down = p->gate_scale = p->up_scale = p->down_scale = at;
+    p->d_gate = p->d_up = p->d_down = at;
+    assert_int_equal(mok_args_check(&plan, &args, &result), 0);
+    args.kind = MOK_KIND_BACKWARD;
+    args.context_mode = MOK_CONTEXT_FULL;
+    args.context = at;
+    p->gate_transposed = p->up_transposed = at;
+    assert_int_equal(mok_args_check(&plan, &args, &result), -MOK_ESTATE);
+    assert_int_equal(result.argument, MOK_ARG_PARAMS);
+    p->down_transposed = at;
+    assert_int_equal(mok_args_check(&plan, &args, &result), 0);
+}
+
 static void an_engine_runs_one_phase_at_a_time_and_tells_its_outcome_once(void **state)
 {
     struct problem p;
@@ -455,6 +478,7 @@ int main(void)
         cmocka_unit_test(another_number_of_tokens_than_in_forward_is_refused),
         cmocka_unit_test(a_canceled_operation_ends_alike_on_all_ranks),
         cmocka_unit_test(a_rank_that_never_comes_is_named_missing_and_may_still_come),
+        cmocka_unit_test(transposed_weights_are_needed_by_a_backward_alone),
         cmocka_unit_test(an_engine_runs_one_phase_at_a_time_and_tells_its_outcome_once),
         cmocka_unit_test(closing_an_engine_ends_the_phase_that_runs),
     };

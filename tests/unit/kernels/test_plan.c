@@ -226,6 +226,8 @@ static void what_cannot_be_is_refused_with_argument_value_and_bound(void **state
     REFUSED(clamp, -1, -MOK_ERANGE, "-1", "clamp");
     REFUSED(clamp, HUGE_VALF, -MOK_ERANGE, "inf", "clamp");
     REFUSED(clamp, (float)NAN, -MOK_ERANGE, "nan", "clamp");
+    REFUSED(transposed_weights, 2, -MOK_ERANGE, "2", "0..1");
+    REFUSED(transposed_weights, 1, -MOK_EDTYPE, "transposed_weights = 1", "not of 1");
 #undef REFUSED
 }
 

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Turns a macrobatch's rows for MXFP8 weight gradients, whose products run over tokens: a tile of 128 rows of an expert and
+ * 128 columns gets the largest scale of its rows, as a weight that is turned. Rows that fill up the last tile are zeros.
+ */
+#include <cuda_runtime.h>
+
+#include "launch.cuh"
+#include "layout.h"
+#include "mx_turn.cuh"
+
+namespace mok
+{
+namespace
+{
+
+/* The tile, then where its rows begin, their scales, and the largest of each warp's. */
+constexpr uint32_t row_places = turn_tile * turn_tile, row_scales = row_places + turn_tile * 8,
+                   warp_scales = row_scales + turn_tile, tokenwise_bytes = warp_scales + 16;
+
+/* The 128 rows of a ring that begin at `block`: the run that has them, its first row among them, and how many it has there. */
+struct turn_rows_of {
+    uint64_t padded;
+    uint32_t rows;
+};
+
+__device__ __forceinline__ turn_rows_of find_rows(const mok_cuda_tokenwise_args &a, uint32_t block)
+{
+    const uint32_t count = __ldcg(&a.head->runs), lane = threadIdx.x % 32;
+    for (uint32_t first = 0; first < count; first += 32) {
+        uint4 lo = make_uint4(0, 0, 0, ~0u), hi = make_uint4(0, 0, 0, 0); /* struct mok_cuda_run */
+        if (first + lane < count) {
+            const uint4 *at = reinterpret_cast<const uint4 *>(a.runs + first + lane);
+            lo = __ldcg(at);
+            hi = __ldcg(at + 1);
+        }
+        const uint32_t skip = block * turn_tile - lo.y * 64; /* rows of the run before these; huge where it comes later */
+        const bool has = !(lo.w >> 31) && hi.x == a.macrobatch && skip < lo.z;
+        const uint32_t votes = __ballot_sync(~0u, has);
+        if (votes != 0) {
+            const int32_t who = __ffs(static_cast<int32_t>(votes)) - 1;
+            const uint32_t row64 = __shfl_sync(~0u, lo.x, who), rows = __shfl_sync(~0u, lo.z, who);
+            const uint32_t before = __shfl_sync(~0u, skip, who);
+            return { row64 * 64ull + before, min(rows - before, turn_tile) };
+        }
+    }
+    return { 0, 0 };
+}
+
+/* Where row `r` of the 128 begins, and its scale of the tile's columns. */
+struct row_at {
+    const uint8_t *codes, *scale;
+};
+
+__device__ __forceinline__ row_at find_row(const mok_cuda_tokenwise_args &a, const mok_cuda_tokenwise &o, uint32_t block,
+                                           uint32_t column, uint64_t padded, uint32_t r)
+{
+    const uint64_t row = static_cast<uint64_t>(block) * turn_tile + r;
+    if (o.rows == nullptr)
+        return { o.code + row * o.columns + column, o.scale + row * a.h_scale_bytes + column / MOK_MX_BLOCK };
+    const uint64_t source = __ldcg(o.rows + padded + r);
+    const uint8_t *from = source & 1u ? o.ring + row * a.x_row_bytes : reinterpret_cast<const uint8_t *>(source);
+    return { from + column, from + o.columns + column / MOK_MX_BLOCK };
+}
+
+/* The largest scale of the tile's rows, NaN aside, from that of this thread's. */
+__device__ __forceinline__ uint32_t find_largest(uint8_t *memory, uint32_t code)
+{
+    const uint32_t thread = threadIdx.x;
+    if (thread < turn_tile) {
+        const uint32_t largest = __reduce_max_sync(~0u, code == MOK_E8M0_NAN ? 0u : code);
+        memory[row_scales + thread] = static_cast<uint8_t>(code);
+        if (thread % 32 == 0)
+            reinterpret_cast<uint32_t *>(memory + warp_scales)[thread / 32] = largest;
+    }
+    __syncthreads();
+    const uint32_t *of_warp = reinterpret_cast<const uint32_t *>(memory + warp_scales);
+    return max(max(of_warp[0], of_warp[1]), max(of_warp[2], of_warp[3]));
+}
+
+__global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_constant__ mok_cuda_tokenwise_args a)
+{
+    const mok_cuda_tokenwise &o = a.operand[blockIdx.z];
+    const uint32_t block = blockIdx.x, column = blockIdx.y * turn_tile, thread = threadIdx.x;
+    uint8_t *memory = dynamic_shared();
+    const turned_tile tile(memory);
+    uint64_t *places = reinterpret_cast<uint64_t *>(memory + row_places);
+    wait_for_previous_kernel();
+    if (column >= o.columns || __ldcg(a.bad_id))
+        return;
+    const turn_rows_of at = find_rows(a, block);
+    if (at.rows == 0)
+        return;
+
+    uint32_t code = 0;
+    if (thread < at.rows) {
+        const row_at row = find_row(a, o, block, column, at.padded, thread);
+        places[thread] = reinterpret_cast<uint64_t>(row.codes);
+        code = __ldcg(row.scale);
+    }
+    const uint32_t largest = find_largest(memory, code);
+    uint4 v[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t r = 4 * tile.quad + i;
+        v[i] = r < at.rows && column + 16 * tile.chunk < o.columns
+                   ? __ldcg(reinterpret_cast<const uint4 *>(places[r] + 16 * tile.chunk))
+                   : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t own = memory[row_scales + 4 * tile.quad + i];
+        v[i] = make_uint4(turn_codes(v[i].x, own, largest), turn_codes(v[i].y, own, largest),
+                          turn_codes(v[i].z, own, largest), turn_codes(v[i].w, own, largest));
+    }
+    if (thread == 0)
+        o.to_scale[static_cast<uint64_t>(block) * ((o.columns + turn_tile - 1) / turn_tile) + blockIdx.y] =
+            mok_e8m0_to_f32(static_cast<uint8_t>(largest));
+    tile.put(v);
+    tile.leave(o.to + static_cast<uint64_t>(column) * a.ring_rows + block * turn_tile, a.ring_rows, o.columns - column,
+               turn_tile);
+}
+
+} // namespace
+} // namespace mok
+
+extern "C" int mok_cuda_launch_tokenwise(const mok_cuda_tokenwise_args *args, void *stream)
+{
+    uint32_t columns = 0;
+    for (uint32_t i = 0; i < MOK_TOKENWISE; i++)
+        columns = args->operand[i].columns > columns ? args->operand[i].columns : columns;
+    const dim3 grid(args->ring_rows / mok::turn_tile, (columns + mok::turn_tile - 1) / mok::turn_tile, MOK_TOKENWISE);
+    return mok::launch(true, mok::tokenwise_kernel, grid, mok::turn_threads, mok::tokenwise_bytes, stream, *args);
+}
