@@ -2,12 +2,13 @@
 /*
  * The home of a group's name: where the joins of its ranks meet.
  *
- *   (none) --first join--> GATHERING --all ranks have come--> formed: told to all, forgotten
+ *   (none) --first join--> GATHERING --all ranks have come--> formed: told to all, kept by group_standing.c
  *                             |  ^
  *                             |  +-- a rank comes, goes, is lost with its node, or waits too long: makes room
  *                             +--- ranks that cannot come together --> all refused, forgotten
  *
- * A rank that is taken is refused and the others wait on, as on one node.
+ * A rank that is taken is refused and the others wait on, as on one node. Of a group that stands all ranks are taken; but
+ * its end may be known elsewhere before it is here, so who comes meanwhile is refused only after a while.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -20,8 +21,9 @@ struct guest {
     bool here;
     uint32_t node, device, kind;
     uint64_t session, join;
+    uint64_t since_ms;
     uint64_t timeout_ms, deadline_ms; /* 0: none */
-    bool fabric;
+    bool fabric, tells_over;
     char no_fabric[GROUP_REASON_MAX + 1];
 };
 
@@ -93,6 +95,16 @@ static void refuse(struct group_node *node, uint32_t peer, uint64_t join, const 
     group_send(node, peer, &message);
 }
 
+static void refuse_taken(struct group_node *node, uint32_t peer, uint64_t join, const char *name, uint32_t rank,
+                         uint64_t session, uint32_t by)
+{
+    struct group_error error;
+
+    group_error_set(&error, -MOK_ERANK, rank, "rank = %u: taken in group %s by session %" PRIu64 " of node %s", rank, name,
+                    session, group_node_name(node, by));
+    refuse(node, peer, join, &error);
+}
+
 static void refuse_all(struct group_node *node, struct group_meeting *meeting, const struct group_error *error)
 {
     for (uint32_t rank = 0; rank < meeting->size; rank++)
@@ -122,11 +134,21 @@ static void tell_formed(struct group_node *node, const struct group_meeting *mee
     }
 }
 
+static void keep(struct group_node *node, const Mok__GroupFormed *formed)
+{
+    struct group_error error;
+    struct group_roster *roster = formed->kept ? group_roster_of(node, formed, false, &error) : NULL;
+
+    if (roster)
+        group_standing_keep(node, roster);
+}
+
 static void form(struct group_node *node, struct group_meeting *meeting)
 {
     Mok__GroupFormed body = MOK__GROUP_FORMED__INIT;
     Mok__GroupRank rank[MOK_MAX_EP], *pointer[MOK_MAX_EP];
 
+    body.kept = true;
     for (uint32_t r = 0; r < meeting->size; r++) {
         const struct guest *guest = &meeting->guest[r];
         rank[r] = (Mok__GroupRank)MOK__GROUP_RANK__INIT;
@@ -137,6 +159,7 @@ static void form(struct group_node *node, struct group_meeting *meeting)
         rank[r].session = guest->session;
         rank[r].fabric = guest->fabric;
         rank[r].no_fabric = (char *)guest->no_fabric;
+        body.kept &= guest->tells_over;
         pointer[r] = &rank[r];
     }
     body.group = group_next_id(node);
@@ -144,8 +167,18 @@ static void form(struct group_node *node, struct group_meeting *meeting)
     body.name = meeting->name;
     body.n_rank = meeting->size;
     body.rank = pointer;
+    keep(node, &body);
     tell_formed(node, meeting, &body);
     meeting_free(node, meeting);
+}
+
+/* Those of the next group may all be here before the word that the one before is over. */
+static bool form_if_complete(struct group_node *node, struct group_meeting *meeting)
+{
+    if (meeting->joined < meeting->size || group_standing_find(node, meeting->uid, meeting->name))
+        return false;
+    form(node, meeting);
+    return true;
 }
 
 /* ------------------------------------------------------------------ coming */
@@ -225,13 +258,24 @@ static void admit(struct group_node *node, struct group_meeting *meeting, uint32
         .kind = message->kind,
         .session = message->session,
         .join = message->join,
+        .since_ms = node->now_ms,
         .timeout_ms = message->timeout_ms,
         .deadline_ms = message->timeout_ms ? node->now_ms + message->timeout_ms : 0,
         .fabric = message->fabric,
+        .tells_over = message->tells_over,
     };
     snprintf(guest->no_fabric, sizeof(guest->no_fabric), "%s", message->no_fabric);
-    if (meeting->joined == meeting->size)
-        form(node, meeting);
+    form_if_complete(node, meeting);
+}
+
+/* A rank of a group that is thought to stand asks again: its lead never let it in. */
+static void forget_unopened(struct group_node *node, uint32_t peer, const Mok__GroupJoining *message)
+{
+    const struct group_roster *standing = group_standing_find(node, message->uid, message->name);
+
+    if (standing && message->rank < standing->size && standing->rank[message->rank].node == peer &&
+        standing->rank[message->rank].join == message->join)
+        group_standing_forget(node, standing);
 }
 
 void group_home_joining(struct group_node *node, uint32_t peer, const Mok__GroupJoining *message)
@@ -240,6 +284,7 @@ void group_home_joining(struct group_node *node, uint32_t peer, const Mok__Group
 
     if (!is_sound(message))
         return;
+    forget_unopened(node, peer, message);
     struct group_meeting *meeting = find(node, message->uid, message->name);
     if (!meeting) {
         meeting = meeting_new(node, message);
@@ -262,10 +307,7 @@ void group_home_joining(struct group_node *node, uint32_t peer, const Mok__Group
     if (guest->here && guest->node == peer && guest->join >= message->join)
         return; /* said twice, or overtaken */
     if (guest->here && guest->node != peer) {
-        group_error_set(&error, -MOK_ERANK, message->rank,
-                        "rank = %u: taken in group %s by session %" PRIu64 " of node %s", message->rank, meeting->name,
-                        guest->session, group_node_name(node, guest->node));
-        refuse(node, peer, message->join, &error);
+        refuse_taken(node, peer, message->join, meeting->name, message->rank, guest->session, guest->node);
         return;
     }
     admit(node, meeting, peer, message);
@@ -330,19 +372,52 @@ static void overdue(struct group_node *node, struct group_meeting *meeting, uint
     make_room(node, meeting, rank);
 }
 
+/* The name is another group's, and that has had time to say that it is over. */
+static void turn_away(struct group_node *node, struct group_meeting *meeting, uint32_t rank,
+                      const struct group_roster *standing)
+{
+    const struct guest *guest = &meeting->guest[rank];
+    struct group_error error;
+
+    if (meeting->size == standing->size) {
+        refuse_taken(node, guest->node, guest->join, meeting->name, rank, standing->rank[rank].session,
+                     standing->rank[rank].node);
+    } else {
+        group_error_set(&error, -MOK_EMISMATCH, rank,
+                        "group %s: rank %u (node %s) says that the size is %u, the group that stands has %u", meeting->name,
+                        rank, group_node_name(node, guest->node), meeting->size, standing->size);
+        refuse(node, guest->node, guest->join, &error);
+    }
+    make_room(node, meeting, rank);
+}
+
+static void look_at_guests(struct group_node *node, struct group_meeting *meeting)
+{
+    const struct group_roster *standing = group_standing_find(node, meeting->uid, meeting->name);
+    uint32_t left = meeting->joined, size = meeting->size;
+
+    for (uint32_t rank = 0; rank < size && left > 0; rank++) {
+        const struct guest *guest = &meeting->guest[rank];
+        if (!guest->here)
+            continue;
+        bool late = guest->deadline_ms && guest->deadline_ms <= node->now_ms;
+        if (!late && !(standing && guest->since_ms + GROUP_TAKEN_MS <= node->now_ms))
+            continue;
+        left--; /* the last one takes the meeting with it */
+        if (standing)
+            turn_away(node, meeting, rank, standing);
+        else
+            overdue(node, meeting, rank);
+    }
+}
+
 void group_home_tick(struct group_node *node)
 {
     struct group_meeting *meeting, *next;
 
     for (meeting = TAILQ_FIRST(&node->meetings); meeting; meeting = next) {
         next = TAILQ_NEXT(meeting, link);
-        uint32_t left = meeting->joined, size = meeting->size;
-        for (uint32_t rank = 0; rank < size && left > 0; rank++) {
-            const struct guest *guest = &meeting->guest[rank];
-            if (!guest->here || !guest->deadline_ms || guest->deadline_ms > node->now_ms)
-                continue;
-            left--;
-            overdue(node, meeting, rank);
-        }
+        if (!form_if_complete(node, meeting))
+            look_at_guests(node, meeting);
     }
 }

@@ -22,14 +22,31 @@ void group_home_peer_lost(struct group_node *node, uint32_t peer);
 void group_home_tick(struct group_node *node);
 void group_home_release(struct group_node *node);
 
+/* ------------------------------------------------------------------ group_standing.c */
+
+/* Takes the roster. There is none of that name yet. Where there are too many, the oldest is forgotten. */
+void group_standing_keep(struct group_node *node, struct group_roster *roster);
+const struct group_roster *group_standing_find(const struct group_node *node, uint32_t uid, const char *name);
+void group_standing_forget(struct group_node *node, const struct group_roster *roster);
+void group_standing_message(struct group_node *node, uint32_t peer, const Mok__GroupStanding *message);
+void group_standing_peer_up(struct group_node *node);
+void group_standing_peer_lost(struct group_node *node, uint32_t peer);
+void group_standing_release(struct group_node *node);
+/* To a home: a group of ours stands, or is over. Nothing where it is not kept. */
+void group_tell_stands(struct group_node *node, uint32_t home, const struct group_roster *roster);
+void group_tell_over(struct group_node *node, uint32_t home, const struct group_roster *roster);
+
 /* ------------------------------------------------------------------ group_lead.c */
 
 /* All ranks have come, says `formed`. -MOK_ENOMEM */
-int group_lead_begin(struct group_node *node, const struct group_roster *roster, const Mok__GroupFormed *formed);
+int group_lead_begin(struct group_node *node, uint32_t home, const struct group_roster *roster,
+                     const Mok__GroupFormed *formed);
 void group_lead_end(struct group_node *node, uint32_t group);
 void group_lead_call(struct group_node *node, uint32_t peer, const Mok__GroupCall *message);
 void group_lead_prepared(struct group_node *node, uint32_t peer, const Mok__GroupPrepared *message);
 void group_lead_tick(struct group_node *node);
+/* Homes may have changed; `returned` (or GROUP_MAX_NODES) knows nothing of what it was told before. */
+void group_lead_look_for_homes(struct group_node *node, uint32_t returned);
 void group_lead_release(struct group_node *node);
 size_t group_lead_count(const struct group_node *node); /* and what they have under way */
 
@@ -48,7 +65,15 @@ void group_member_peer_up(struct group_node *node, uint32_t peer);
 void group_member_peer_lost(struct group_node *node, uint32_t peer, const char *reason);
 void group_member_leave(struct group_node *node);
 void group_member_release(struct group_node *node);
+/* This node has ranks of it, and it is not over. */
+bool group_member_lives(const struct group_node *node, uint32_t group);
 
+/*
+ * What a message says of a group, in this node's numbers; NULL: it makes no sense here, `error` says why. With `strict`, all
+ * its nodes must be up; else one that is not counts as nobody's.
+ */
+struct group_roster *group_roster_of(const struct group_node *node, const Mok__GroupFormed *message, bool strict,
+                                     struct group_error *error);
 /* Whether any rank of a roster is on a node. */
 bool group_roster_has(const struct group_roster *roster, uint32_t peer);
 

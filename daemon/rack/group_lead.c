@@ -42,6 +42,7 @@ struct group_lead {
     TAILQ_ENTRY(group_lead) link;
     const struct group_node *node;
     struct group_roster *roster;
+    uint32_t home; /* that knows of the group, if it is kept */
     TAILQ_HEAD(, call) calls;
     uint64_t next[MOK_MAX_EP]; /* number of each rank's next call */
 };
@@ -149,6 +150,27 @@ static void tell_verdict(struct group_node *node, const struct group_lead *lead,
     group_send(node, peer, &message);
 }
 
+/* A home that is none any more, and lives, forgets the group; one that has been away knows nothing. */
+static void look_for_home(struct group_node *node, struct group_lead *lead, uint32_t returned)
+{
+    uint32_t home = group_node_home(node, lead->roster->uid, lead->roster->name);
+
+    if ((home == lead->home && home != returned) || !group_member_lives(node, lead->roster->id))
+        return;
+    if (home != lead->home)
+        group_tell_over(node, lead->home, lead->roster);
+    group_tell_stands(node, home, lead->roster);
+    lead->home = home;
+}
+
+void group_lead_look_for_homes(struct group_node *node, uint32_t returned)
+{
+    struct group_lead *lead;
+
+    TAILQ_FOREACH(lead, &node->leads, link)
+        look_for_home(node, lead, returned);
+}
+
 /* A group whose opening is aborted has nothing more to be led to. */
 static void conclude(struct group_node *node, struct group_lead *lead, struct call *call,
                      const struct group_error *error)
@@ -156,9 +178,13 @@ static void conclude(struct group_node *node, struct group_lead *lead, struct ca
     bool ends = call->index == 0 && error->code < 0;
 
     nodes_each(lead->roster, peer) tell_verdict(node, lead, peer, call->index, error);
+    if (call->index == 0 && !ends) /* it may have changed meanwhile */
+        look_for_home(node, lead, GROUP_MAX_NODES);
     call_free(lead, call);
-    if (ends)
-        lead_free(node, lead);
+    if (!ends)
+        return;
+    group_tell_over(node, lead->home, lead->roster);
+    lead_free(node, lead);
 }
 
 static void tell_prepare(struct group_node *node, struct group_lead *lead, struct call *call, Mok__GroupPrepare *body)
@@ -178,7 +204,8 @@ static void tell_prepare(struct group_node *node, struct group_lead *lead, struc
 
 /* ------------------------------------------------------------------ the opening */
 
-int group_lead_begin(struct group_node *node, const struct group_roster *roster, const Mok__GroupFormed *formed)
+int group_lead_begin(struct group_node *node, uint32_t home, const struct group_roster *roster,
+                     const Mok__GroupFormed *formed)
 {
     size_t bytes = sizeof(*roster) + roster->size * sizeof(roster->rank[0]);
     Mok__GroupPrepare body = MOK__GROUP_PREPARE__INIT;
@@ -191,6 +218,7 @@ int group_lead_begin(struct group_node *node, const struct group_roster *roster,
     TAILQ_INIT(&lead->calls);
     TAILQ_INSERT_TAIL(&node->leads, lead, link);
     lead->node = node;
+    lead->home = home;
     lead->roster = malloc(bytes);
     struct call *call = lead->roster ? call_new(lead, 0) : NULL;
     if (!call) {

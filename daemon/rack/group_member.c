@@ -126,6 +126,19 @@ void group_member_release(struct group_node *node)
     }
 }
 
+/* The home first: a rank of ours that wants to be in the next group of that name comes behind it. */
+static void end(struct group_node *node, struct group_member *member)
+{
+    member->over = true;
+    group_tell_over(node, group_node_home(node, member->roster->uid, member->roster->name), member->roster);
+}
+
+bool group_member_lives(const struct group_node *node, uint32_t group)
+{
+    const struct group_member *member = find(node, group);
+    return member && !member->over;
+}
+
 static uint32_t lead_of(const struct group_member *member)
 {
     return member->roster->rank[0].node;
@@ -136,7 +149,7 @@ size_t group_node_count(const struct group_node *node)
     const struct group_member *member;
     const struct group_join *join;
     const struct group_drop *drop;
-    size_t count = node->n_meetings + group_lead_count(node);
+    size_t count = node->n_meetings + node->n_standings + group_lead_count(node);
 
     TAILQ_FOREACH(member, &node->members, link)
         count++;
@@ -168,6 +181,7 @@ static void ask(struct group_node *node, struct group_join *join)
     body.exclusive = join->exclusive;
     body.fabric = join->fabric;
     body.no_fabric = join->no_fabric;
+    body.tells_over = true;
     body.timeout_ms = join->timeout_ms;
     if (join->timeout_ms) /* what is left of it */
         body.timeout_ms = join->deadline_ms > node->now_ms ? join->deadline_ms - node->now_ms : 1;
@@ -296,52 +310,6 @@ void group_member_tick(struct group_node *node)
 
 /* ------------------------------------------------------------------ coming together */
 
-/*
- * What the message says, in our numbers; NULL: it makes no sense here, `error` says why. With `strict`, all its nodes
- * must be up; else one that is not counts as nobody's.
- */
-static struct group_roster *roster_of(const struct group_node *node, const Mok__GroupFormed *message, bool strict,
-                                      struct group_error *error)
-{
-    if (!message || message->n_rank < 1 || message->n_rank > MOK_MAX_EP || !mok_name_is_valid(message->name) ||
-        !(message->group & GROUP_ID_FLAG)) {
-        group_error_set(error, -MOK_EPROTO, 0, "what node %s was told of the group is malformed",
-                        group_node_name(node, node->self));
-        return NULL;
-    }
-    struct group_roster *roster = calloc(1, sizeof(*roster) + message->n_rank * sizeof(roster->rank[0]));
-    if (!roster) {
-        group_error_set(error, -MOK_ENOMEM, 0, "node %s is out of memory", group_node_name(node, node->self));
-        return NULL;
-    }
-    roster->id = message->group;
-    roster->uid = message->uid;
-    roster->size = (uint32_t)message->n_rank;
-    snprintf(roster->name, sizeof(roster->name), "%s", message->name);
-    for (uint32_t r = 0; r < roster->size; r++) {
-        const Mok__GroupRank *rank = message->rank[r];
-        roster->rank[r] = (struct group_rank){
-            .device = rank->device,
-            .kind = rank->kind,
-            .session = rank->session,
-            .join = rank->join,
-            .fabric = rank->fabric,
-        };
-        snprintf(roster->rank[r].no_fabric, sizeof(roster->rank[r].no_fabric), "%s", rank->no_fabric);
-        int found = group_find_peer(node, rank->node, &roster->rank[r].node);
-        if (found == 0 && node->peer[roster->rank[r].node].up)
-            continue;
-        roster->rank[r].node = GROUP_MAX_NODES;
-        if (strict) {
-            group_error_set(error, -MOK_EPEER, r, "node %s does not reach node %.63s (rank %u)",
-                            group_node_name(node, node->self), rank->node, r);
-            free(roster);
-            return NULL;
-        }
-    }
-    return roster;
-}
-
 /* Our joins of a roster that will not become a group here. */
 static void refuse_joins(struct group_node *node, const Mok__GroupFormed *message, const struct group_error *error)
 {
@@ -362,13 +330,15 @@ static void refuse_joins(struct group_node *node, const Mok__GroupFormed *messag
 void group_member_formed(struct group_node *node, uint32_t peer, const Mok__GroupFormed *message)
 {
     struct group_error error = { 0 };
-    _cleanup_free_ struct group_roster *roster = roster_of(node, message, false, &error);
+    _cleanup_free_ struct group_roster *roster = group_roster_of(node, message, false, &error);
 
     if (roster && roster->rank[0].node == GROUP_MAX_NODES)
         group_error_set(&error, -MOK_EPEER, 0, "node %s does not reach node %.63s (rank 0)",
                         group_node_name(node, node->self), message->rank[0]->node);
-    if (error.code == 0 && roster->rank[0].node == node->self && group_lead_begin(node, roster, message) < 0)
+    if (error.code == 0 && roster->rank[0].node == node->self && group_lead_begin(node, peer, roster, message) < 0) {
+        group_tell_over(node, peer, roster);
         group_error_set(&error, -MOK_ENOMEM, 0, "node %s is out of memory", group_node_name(node, node->self));
+    }
     if (error.code < 0) {
         refuse_joins(node, message, &error);
         return;
@@ -466,7 +436,7 @@ static void prepare_opening(struct group_node *node, uint32_t peer, const Mok__G
 
     if (find(node, message->group))
         return; /* said twice */
-    roster = roster_of(node, message->formed, true, &error);
+    roster = group_roster_of(node, message->formed, true, &error);
     if (roster && (roster->id != message->group || roster->rank[0].node != peer))
         group_error_set(&error, -MOK_EPROTO, 0, "node %s does not lead the group", group_node_name(node, peer));
     if (roster && error.code == 0 && check_joins(node, roster, &error) == 0) {
@@ -540,7 +510,8 @@ void group_member_verdict(struct group_node *node, uint32_t peer, const Mok__Gro
         TAILQ_REMOVE(&member->parts, part, link);
         free(part);
     }
-    member->over = message->index == 0 && error.code < 0;
+    if (message->index == 0 && error.code < 0)
+        end(node, member);
     node->ops->verdict(node->cookie, message->group, message->index, &error);
 }
 
@@ -620,7 +591,7 @@ void group_node_over(struct group_node *node, uint32_t group, uint32_t rank, con
     node->now_ms = now_ms;
     if (!member || member->over)
         return;
-    member->over = true;
+    end(node, member);
     tell_over(node, member, rank, text);
     group_turn(node);
 }
@@ -632,7 +603,7 @@ void group_member_over(struct group_node *node, uint32_t peer, const Mok__GroupO
 
     if (!member || member->over || !group_roster_has(member->roster, peer) || message->rank >= member->roster->size)
         return;
-    member->over = true;
+    end(node, member);
     group_error_set(&error, -MOK_EPEER, message->rank, "%s", message->text);
     if (lead_of(member) == node->self) /* to those who heard of it before they heard of the group, and forgot it */
         tell_over(node, member, message->rank, error.text);
@@ -643,6 +614,8 @@ void group_node_forget(struct group_node *node, uint32_t group)
 {
     struct group_member *member = find(node, group);
 
+    if (member && !member->over)
+        end(node, member);
     group_lead_end(node, group);
     if (member)
         member_free(node, member);
@@ -708,7 +681,7 @@ void group_member_peer_lost(struct group_node *node, uint32_t peer, const char *
     look_for_homes(node);
     while ((member = next_hurt(node, peer, &rank))) {
         struct group_error error;
-        member->over = true;
+        end(node, member);
         group_error_set(&error, -MOK_EPEER, rank, "rank %u is gone: node %s %s", rank,
                         group_node_name(node, peer), reason);
         tell_over(node, member, rank, error.text);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "group_internal.h"
+#include "names.h"
 
 /* A message of this node to itself, packed: it is looked at when the entry point has done its own work. */
 struct group_letter {
@@ -19,6 +20,49 @@ bool group_roster_has(const struct group_roster *roster, uint32_t peer)
         if (roster->rank[rank].node == peer)
             return true;
     return false;
+}
+
+struct group_roster *group_roster_of(const struct group_node *node, const Mok__GroupFormed *message, bool strict,
+                                     struct group_error *error)
+{
+    if (!message || message->n_rank < 1 || message->n_rank > MOK_MAX_EP || !mok_name_is_valid(message->name) ||
+        !(message->group & GROUP_ID_FLAG)) {
+        group_error_set(error, -MOK_EPROTO, 0, "what node %s was told of the group is malformed",
+                        group_node_name(node, node->self));
+        return NULL;
+    }
+    struct group_roster *roster = calloc(1, sizeof(*roster) + message->n_rank * sizeof(roster->rank[0]));
+    if (!roster) {
+        group_error_set(error, -MOK_ENOMEM, 0, "node %s is out of memory", group_node_name(node, node->self));
+        return NULL;
+    }
+    roster->id = message->group;
+    roster->uid = message->uid;
+    roster->size = (uint32_t)message->n_rank;
+    roster->kept = message->kept;
+    snprintf(roster->name, sizeof(roster->name), "%s", message->name);
+    for (uint32_t r = 0; r < roster->size; r++) {
+        const Mok__GroupRank *rank = message->rank[r];
+        roster->rank[r] = (struct group_rank){
+            .device = rank->device,
+            .kind = rank->kind,
+            .session = rank->session,
+            .join = rank->join,
+            .fabric = rank->fabric,
+        };
+        snprintf(roster->rank[r].no_fabric, sizeof(roster->rank[r].no_fabric), "%s", rank->no_fabric);
+        int found = group_find_peer(node, rank->node, &roster->rank[r].node);
+        if (found == 0 && node->peer[roster->rank[r].node].up)
+            continue;
+        roster->rank[r].node = GROUP_MAX_NODES;
+        if (strict) {
+            group_error_set(error, -MOK_EPEER, r, "node %s does not reach node %.63s (rank %u)",
+                            group_node_name(node, node->self), rank->node, r);
+            free(roster);
+            return NULL;
+        }
+    }
+    return roster;
 }
 
 bool group_handle_is_sound(const Mok__Handle *handle)
@@ -39,6 +83,7 @@ void group_node_init(struct group_node *node, const struct group_ops *ops, void 
     node->peer[self].known = node->peer[self].up = true;
     snprintf(node->peer[self].name, sizeof(node->peer[self].name), "%s", name);
     TAILQ_INIT(&node->meetings);
+    TAILQ_INIT(&node->standings);
     TAILQ_INIT(&node->leads);
     TAILQ_INIT(&node->members);
     TAILQ_INIT(&node->joins);
@@ -55,6 +100,7 @@ void group_node_release(struct group_node *node)
         free(letter);
     }
     group_home_release(node);
+    group_standing_release(node);
     group_lead_release(node);
     group_member_release(node);
 }
@@ -195,6 +241,9 @@ static void dispatch(struct group_node *node, uint32_t peer, const Mok__GroupMes
     case MOK__GROUP_MESSAGE__BODY_DROPPED:
         group_member_dropped(node, peer, message->dropped);
         return;
+    case MOK__GROUP_MESSAGE__BODY_STANDING:
+        group_standing_message(node, peer, message->standing);
+        return;
     case MOK__GROUP_MESSAGE__BODY_LAYER_GONE:
         group_member_layer_gone(node, peer, message->layer_gone);
         return;
@@ -239,6 +288,8 @@ void group_node_peer_up(struct group_node *node, uint32_t peer, const char *name
         return;
     node->peer[peer].known = node->peer[peer].up = true;
     snprintf(node->peer[peer].name, sizeof(node->peer[peer].name), "%s", name);
+    group_standing_peer_up(node);
+    group_lead_look_for_homes(node, peer);
     group_member_peer_up(node, peer);
     group_turn(node);
 }
@@ -250,7 +301,9 @@ void group_node_peer_lost(struct group_node *node, uint32_t peer, const char *re
         return;
     node->peer[peer].up = false;
     group_home_peer_lost(node, peer);
+    group_standing_peer_lost(node, peer);
     group_member_peer_lost(node, peer, reason);
+    group_lead_look_for_homes(node, GROUP_MAX_NODES);
     group_turn(node);
 }
 

@@ -5,11 +5,12 @@
  * All memory that grows is bounded; without memory a request is refused and nothing else is touched.
  *
  *   group_home.c    the rendezvous: joins of one (user, name) meet at the daemon that the name's hash chooses
+ *   group_standing.c  there too: the names of groups that have formed, so that a rank of them is known to be taken
  *   group_lead.c    the daemon of rank 0 drives what the ranks do together: agree, prepare, commit or abort
  *   group_member.c  what this node's ranks wait for; the group is over for all as soon as it is for one
  *
  * A home is any node that lives, perhaps without a rank of the group; so it only brings the ranks together, and a
- * group that has formed does not notice its end. The lead's node has rank 0, whose loss is the group's end anyway.
+ * group that has formed does not notice its end: the lead tells the next one that the group stands. The lead's node has rank 0, whose loss is the group's end anyway.
  *
  * The mesh brings messages in the order in which a node sent them, each once, while it is up; between two nodes'
  * messages there is no order. A node that was down and is up again has nothing to do with what was before.
@@ -25,6 +26,8 @@
 #define GROUP_MAX_NODES 128u
 #define GROUP_PREPARE_MS 60000u /* for a node's part of a collective call, however large its memory */
 #define GROUP_MAX_MEETINGS 4096u
+#define GROUP_MAX_STANDINGS 4096u
+#define GROUP_TAKEN_MS 500u /* after so long a group is thought to stand as its home says */
 #define GROUP_ID_FLAG 0x80000000u /* in ids that nodes have in common; a node's own ones are below it */
 
 #define GROUP_REASON_MAX 120u
@@ -42,6 +45,7 @@ struct group_rank {
 /* Which group, and who is in it; the same on all its nodes. */
 struct group_roster {
     uint32_t id, uid, size;
+    bool kept; /* the home wants to know when it is over */
     char name[MOK_MAX_NAME + 1];
     struct group_rank rank[]; /* [size] */
 };
@@ -84,6 +88,7 @@ struct group_ops {
 };
 
 struct group_meeting;
+struct group_standing;
 struct group_lead;
 struct group_member;
 struct group_join;
@@ -103,10 +108,11 @@ struct group_node {
     struct group_peer peer[GROUP_MAX_NODES];
     uint64_t last_join;
     uint32_t last_id; /* the part that counts */
-    size_t n_meetings;
+    size_t n_meetings, n_standings;
     bool ids_wrapped;
     bool turning, leaving;
     TAILQ_HEAD(, group_meeting) meetings; /* group_home.c */
+    TAILQ_HEAD(, group_standing) standings; /* group_standing.c: the oldest first */
     TAILQ_HEAD(, group_lead) leads;       /* group_lead.c */
     TAILQ_HEAD(, group_member) members;   /* group_member.c */
     TAILQ_HEAD(, group_join) joins;       /* group_member.c: this node's, not formed yet */

@@ -9,26 +9,8 @@
 #include "util.h"
 
 #define NS_PER_MS 1000000u
-#define RACK_LOST_US "it has lost this node"
 /* A round trip beyond this is a lie or a machine that was stopped, and no measurement. */
 #define MAX_RTT_NS (60 * INT64_C(1000000000))
-
-const char *rack_state_text(enum rack_state state)
-{
-    static const char *const texts[] = { "unknown", "up", "suspect", "lost", "left" };
-
-    return (unsigned)state < ARRAY_SIZE(texts) ? texts[state] : "?";
-}
-
-void rack_goodbye_text(Mok__GoodbyeReason reason, const char *from, const char *to, char *ret)
-{
-    if (reason == MOK__GOODBYE_REASON__GOODBYE_REMOVED)
-        snprintf(ret, RACK_MAX_TEXT, "node %s was removed from the configuration of node %s", to, from);
-    else if (reason == MOK__GOODBYE_REASON__GOODBYE_LOST)
-        snprintf(ret, RACK_MAX_TEXT, RACK_LOST_US);
-    else
-        snprintf(ret, RACK_MAX_TEXT, "it was stopped in order");
-}
 
 static _printf_(2, 3) void note(struct rack_peer *peer, const char *format, ...)
 {
@@ -232,7 +214,8 @@ static enum rack_verdict hear_beat(const struct rack_self *self, struct rack_pee
     bool news = beat->epoch != peer->seen_epoch;
     peer->seen_epoch = beat->epoch;
     if (rack_peer_is_up(peer) && news) {
-        rack_peer_lose(peer, RACK_LOST_US);
+        rack_goodbye_text(MOK__GOODBYE_REASON__GOODBYE_LOST, peer->name, self->name, peer->error);
+        rack_peer_lose(peer, peer->error);
         return RACK_VERDICT_ANSWER;
     }
     if (peer->state == RACK_SUSPECT)

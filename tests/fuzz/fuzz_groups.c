@@ -143,6 +143,31 @@ static void receive(struct daemon *d, struct input *in, uint32_t from)
     mok__group_message__free_unpacked(message, NULL);
 }
 
+/* What a peer says of a group that stands, or is over. */
+static void stand(struct daemon *d, struct input *in, uint32_t from)
+{
+    static char *const nodes[] = { (char *)"b", (char *)"a", (char *)"c", (char *)"nobody" };
+    Mok__GroupStanding body = MOK__GROUP_STANDING__INIT;
+    Mok__GroupFormed formed = MOK__GROUP_FORMED__INIT;
+    Mok__GroupRank rank[2] = { MOK__GROUP_RANK__INIT, MOK__GROUP_RANK__INIT }, *pointer[2] = { &rank[0], &rank[1] };
+    Mok__GroupMessage message = MOK__GROUP_MESSAGE__INIT;
+    uint8_t what = take(in), more = take(in);
+
+    message.body_case = MOK__GROUP_MESSAGE__BODY_STANDING;
+    message.standing = &body;
+    body.group = what & 0x80 ? NULL : &formed;
+    body.over = what & 1;
+    formed.kept = true;
+    formed.group = d->n_groups && what & 2 ? d->group[(what >> 3) % d->n_groups] : GROUP_ID_FLAG | (what >> 3 & 7);
+    formed.uid = more & 1;
+    formed.name = (char *)(what & 4 ? "a" : "b");
+    formed.n_rank = more >> 1 & 1 ? 2 : 1;
+    formed.rank = pointer;
+    rank[0].node = nodes[more >> 2 & 3];
+    rank[1].node = nodes[more >> 4 & 3];
+    group_node_receive(&d->node, from, &message, d->now_ms);
+}
+
 /* A rank that is not let in, of a group that others may wait for. */
 static void decline(struct daemon *d, struct input *in)
 {
@@ -214,7 +239,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             group_node_tick(&d.node, d.now_ms);
             break;
         case 5:
-            if (action & 8)
+            if (action & 0x10)
+                stand(&d, &in, peer);
+            else if (action & 8)
                 decline(&d, &in);
             else
                 group_node_withdraw(&d.node, 1 + take(&in) % 8, NULL, d.now_ms);
@@ -223,6 +250,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             receive(&d, &in, peer);
         }
     }
+    /* Once all peers and groups are gone, no name is kept. */
+    group_node_peer_lost(&d.node, 1, "gone", d.now_ms);
+    group_node_peer_lost(&d.node, 2, "gone", d.now_ms);
+    for (size_t i = 0; i < d.n_groups; i++)
+        group_node_forget(&d.node, d.group[i]);
+    must(d.node.n_standings == 0 || d.n_groups == 64);
     group_node_release(&d.node);
     return 0;
 }

@@ -203,8 +203,16 @@ static void ranks_that_do_not_fit_are_refused_with_names_of_ranks_and_nodes(void
     begin_join(&j[1], &seats[1], "misfit", 2, 1, 0, 30000);
     end_join(&j[1], 0, "");
     end_join(&j[0], 0, "");
-    begin_join(&j[2], &seats[2], "misfit", 2, 1, 0, 300);
-    end_join(&j[2], -MOK_ETIMEDOUT, "missing is rank 0");
+    begin_join(&j[2], &seats[2], "misfit", 2, 1, 0, 30000); /* on a node that has no rank of it */
+    end_join(&j[2], -MOK_ERANK, "rank = 1: taken in group misfit by session");
+
+    mok_session_close(seats[0].session); /* the group is over: its name is free, and rank 0 another's */
+    assert_int_equal(sit(&seats[0], rack->node[0].socket), 0);
+    assert_int_equal(mok_group_leave(seats[1].group), 0);
+    begin_join(&j[1], &seats[1], "misfit", 2, 1, 0, 30000);
+    begin_join(&j[2], &seats[2], "misfit", 2, 0, 0, 30000);
+    end_join(&j[1], 0, "");
+    end_join(&j[2], 0, "");
     leave_all(seats, 3);
 }
 

@@ -196,8 +196,12 @@ static void op_refused(void *cookie, uint64_t join, const struct group_error *er
     struct node *node = cookie;
     struct rack *r = node->rack;
 
-    /* The only reason here: a node went while the group formed. Which rank it was, the sentence's owner says. */
     (void)join;
+    if (error->code == -MOK_ERANK) {
+        r->result.taken++;
+        return;
+    }
+    /* The only other reason here: a node went while the group formed. Which rank it was, the sentence's owner says. */
     for (uint32_t job = 0; job < r->o.jobs; job++)
         if (node->part[job].group == 0 && !node->part[job].ended) {
             push(r, r->now + AGAIN_NS, (struct event){ .kind = JOIN, .node = error->rank, .other = job });
@@ -259,6 +263,10 @@ static void op_verdict(void *cookie, uint32_t group, uint64_t index, const struc
         uint64_t took = r->now - job->joined_ns;
         r->result.formed++;
         r->result.form_ns = took > r->result.form_ns ? took : r->result.form_ns;
+        if (r->o.intruders) {
+            uint32_t rank = rng_below(&r->rng, r->ranks);
+            push(r, r->now, (struct event){ .kind = JOIN, .node = rank, .other = number, .index = 1 });
+        }
     }
     node->part[number].done = index;
     if (index == r->o.calls) {
@@ -333,9 +341,10 @@ static const char *name_of(uint32_t node, char buffer[16])
     return buffer;
 }
 
-static void join(struct rack *r, uint32_t rank, uint32_t job)
+/* A rank is of the node that follows from its number, unless it is an intruder. */
+static void join(struct rack *r, uint32_t rank, uint32_t job, bool intruder)
 {
-    struct node *node = &r->node[rank % r->o.nodes];
+    struct node *node = &r->node[(rank + intruder) % r->o.nodes];
     char name[16];
     uint64_t number;
 
@@ -490,7 +499,7 @@ static void handle(struct rack *r, const struct event *e)
 {
     switch (e->kind) {
     case JOIN:
-        join(r, e->node, e->other);
+        join(r, e->node, e->other, e->index != 0);
         return;
     case ARRIVE:
         arrive(r, e);

@@ -18,6 +18,7 @@ struct forming_options {
     uint32_t calls;          /* allocations on which all ranks of a group agree, one after the other */
     enum world_order order;  /* in which ranks join: of each job from the first, odd jobs from the last, or in any order */
     bool kill;               /* one node dies in the middle of it, and comes back */
+    bool intruders;          /* as soon as a group stands, somebody at another node wants a rank of it */
     uint64_t seed;
 };
 
@@ -25,6 +26,7 @@ struct forming_result {
     bool done;               /* every job has had its group, and all its calls */
     uint64_t formed;         /* groups */
     uint64_t ended;          /* groups that a rank of a living node has lost */
+    uint64_t taken;          /* ranks of groups that stand, wanted at another node, and refused for that */
     uint64_t left;           /* objects that the machines still hold, when all is over */
     uint64_t messages, bytes; /* between nodes */
     uint64_t busiest;        /* messages that came to one node */

@@ -134,7 +134,24 @@ static void groups_of_72_ranks_form_at_the_same_time_in_any_order_and_leave_noth
         }
 }
 
-/* A join and each call once a rank; what is formed, and prepare, prepared and verdict of each call once a node. */
+static void a_rank_of_a_group_that_stands_is_refused_at_any_node(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct forming_options o = groups(seed == 1 ? 6 : 3, WORLD_RANDOM, seed);
+        struct forming_result result;
+        o.calls = 2000; /* so that none is done before they are refused */
+        o.intruders = true;
+        assert_int_equal(forming_run(&o, &result), 0);
+        assert_true(result.done);
+        assert_int_equal(result.taken, o.jobs);
+        assert_int_equal(result.left, 0);
+    }
+}
+
+/*
+ * A join and each call once a rank; what is formed, prepare, prepared and verdict of each call, and the end once a node.
+ */
 static void messages_of_a_group_grow_with_its_ranks_and_nodes(void **state)
 {
     (void)state;
@@ -144,7 +161,7 @@ static void messages_of_a_group_grow_with_its_ranks_and_nodes(void **state)
         uint64_t ranks = (uint64_t)nodes * o.devices;
         assert_int_equal(forming_run(&o, &result), 0);
         assert_true(result.done);
-        assert_true(result.messages <= o.jobs * (ranks * (1 + o.calls) + nodes * (1 + 3 * (1 + o.calls))));
+        assert_true(result.messages <= o.jobs * (ranks * (1 + o.calls) + nodes * (2 + 3 * (1 + o.calls))));
         if (nodes == 1)
             assert_int_equal(result.messages, 0);
     }
@@ -176,6 +193,7 @@ int main(void)
         cmocka_unit_test(a_schedule_looks_at_every_slot_twice_whatever_the_number_of_ranks),
         cmocka_unit_test(ranks_visit_each_other_evenly),
         cmocka_unit_test(groups_of_72_ranks_form_at_the_same_time_in_any_order_and_leave_nothing),
+        cmocka_unit_test(a_rank_of_a_group_that_stands_is_refused_at_any_node),
         cmocka_unit_test(messages_of_a_group_grow_with_its_ranks_and_nodes),
         cmocka_unit_test(a_node_that_dies_in_the_middle_ends_the_groups_on_all_and_they_form_again),
     };

@@ -156,8 +156,8 @@ typedef struct mok_group_options {
  * MOK_ETIMEDOUT (the sentence names the missing ranks); MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE; MOK_EACCESS not a device
  * for this user, or not for him alone; MOK_EDRAIN; MOK_EEXCLUSIVE another group has the device alone, or others use
  * what this one wants alone.
- * Between nodes a rank is taken while its group comes together, and at every node that has ranks of it afterwards. Elsewhere a
- * late rank of the same name waits for a group of its own: set timeout_ms.
+ * Between nodes a rank of a group that stands is taken at every node; where the group has no rank itself, that is said half a
+ * second later. A node that has just lost sight of others may not know of the group, and lets the rank wait: set timeout_ms.
  */
 int mok_group_join(mok_session *session, const mok_group_options *options, mok_group **ret_group);
 /**

@@ -234,12 +234,6 @@ void fake_net_choke(struct fake_net *net, uint32_t a, uint32_t b, bool choke)
 
 /* ------------------------------------------------------------------ rack.h */
 
-const char *rack_state_text(enum rack_state state)
-{
-    static const char *const texts[] = { "unknown", "up", "suspect", "lost", "left" };
-    return (unsigned)state < ARRAY_SIZE(texts) ? texts[state] : "?";
-}
-
 int rack_start(uv_loop_t *loop, const struct rack_config *config, const uint8_t boot_id[static RACK_BOOT_BYTES],
                const struct rack_handlers *handlers, void *cookie, struct rack **ret, char *text)
 {
