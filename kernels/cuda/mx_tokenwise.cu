@@ -78,15 +78,25 @@ __device__ __forceinline__ uint32_t find_largest(uint8_t *memory, uint32_t code)
     return max(max(of_warp[0], of_warp[1]), max(of_warp[2], of_warp[3]));
 }
 
+__host__ __device__ __forceinline__ uint32_t tiles_of(const mok_cuda_tokenwise &o)
+{
+    return (o.columns + turn_tile - 1) / turn_tile;
+}
+
 __global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_constant__ mok_cuda_tokenwise_args a)
 {
-    const mok_cuda_tokenwise &o = a.operand[blockIdx.z];
-    const uint32_t block = blockIdx.x, column = blockIdx.y * turn_tile, thread = threadIdx.x;
+    const uint32_t block = blockIdx.x, thread = threadIdx.x;
+    uint32_t operand = 0, column_tile = blockIdx.y; /* the operands' tiles, one operand behind the other */
+    for (; column_tile >= tiles_of(a.operand[operand]); operand++)
+        column_tile -= tiles_of(a.operand[operand]);
+    const mok_cuda_tokenwise &o = a.operand[operand];
+    const uint32_t column = column_tile * turn_tile;
     uint8_t *memory = dynamic_shared();
     const turned_tile tile(memory);
     uint64_t *places = reinterpret_cast<uint64_t *>(memory + row_places);
     wait_for_previous_kernel();
-    if (column >= o.columns || __ldcg(a.bad_id))
+    const uint64_t first = static_cast<uint64_t>(a.macrobatch) * a.ring_rows + static_cast<uint64_t>(block) * turn_tile;
+    if (first >= __ldcg(&a.head->padded_rows) || __ldcg(a.bad_id))
         return;
     const turn_rows_of at = find_rows(a, block);
     if (at.rows == 0)
@@ -114,8 +124,7 @@ __global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_co
                           turn_codes(v[i].z, own, largest), turn_codes(v[i].w, own, largest));
     }
     if (thread == 0)
-        o.to_scale[static_cast<uint64_t>(block) * ((o.columns + turn_tile - 1) / turn_tile) + blockIdx.y] =
-            mok_e8m0_to_f32(static_cast<uint8_t>(largest));
+        o.to_scale[static_cast<uint64_t>(block) * tiles_of(o) + column_tile] = mok_e8m0_to_f32(static_cast<uint8_t>(largest));
     tile.put(v);
     tile.leave(o.to + static_cast<uint64_t>(column) * a.ring_rows + block * turn_tile, a.ring_rows, o.columns - column,
                turn_tile);
@@ -126,9 +135,9 @@ __global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_co
 
 extern "C" int mok_cuda_launch_tokenwise(const mok_cuda_tokenwise_args *args, void *stream)
 {
-    uint32_t columns = 0;
-    for (uint32_t i = 0; i < MOK_TOKENWISE; i++)
-        columns = args->operand[i].columns > columns ? args->operand[i].columns : columns;
-    const dim3 grid(args->ring_rows / mok::turn_tile, (columns + mok::turn_tile - 1) / mok::turn_tile, MOK_TOKENWISE);
+    uint32_t tiles = 0;
+    for (const mok_cuda_tokenwise &o : args->operand)
+        tiles += mok::tiles_of(o);
+    const dim3 grid(args->ring_rows / mok::turn_tile, tiles);
     return mok::launch(true, mok::tokenwise_kernel, grid, mok::turn_threads, mok::tokenwise_bytes, stream, *args);
 }
