@@ -99,7 +99,7 @@ def scales_cuda(rs):
     """Lines of tests/gpu/scales.py: what a rule of scales costs, with weights by the same rule and in tiles."""
     rules = ["bf16", "per128", "per128 tiles", "per32", "per32 tiles"]
     timed = {(r["shape"], r["op"], r["what"]): r for r in rs if "ms" in r}
-    cell = lambda r: f"{number(r['b2b_ms'], 3)} ({number(r['b2b_times_as_fast'])})" if r else "-"
+    cell = lambda r: f"{number(r['ms'], 3)} ({number(r['times_as_fast'])})" if r else "-"
     rows = [[r["shape"], r["op"], *(cell(timed.get((r["shape"], r["op"], rule))) for rule in rules)]
             for r in sorted((r for r in timed.values() if r["what"] == "bf16"), key=order)]
     return table(["shape", "op", "BF16", "128 values, weights 1 x 128", "128 x 128", "32 values, weights 1 x 32", "128 x 128"], rows)
