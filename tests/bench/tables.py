@@ -83,11 +83,23 @@ def mxfp8_cuda(rs):
     return table(["shape", "op", "weights", "ms, in a row on a warm card", "times as fast as BF16", "each after a pause"], rows)
 
 
+def mxfp8_backward_cuda(rs):
+    """Lines of tests/gpu/both.py: weights that the engine turns, that are given transposed, and MXFP8 weight gradients beside these."""
+    timed = {(r["shape"], r["what"]): r for r in rs if "times_as_fast" in r}
+    rows = []
+    for shape in dict.fromkeys(s for s, _ in timed):
+        for op, end in (("backward", ""), ("forward+backward", " both")):
+            ways = [timed.get((shape, f"mok {way}{end}")) for way in ("tiles", "given", "given w8")]
+            rows.append([shape, op, number(timed[shape, f"bf16{end}"]["b2b_ms"], 3),
+                         *(f"{number(r['b2b_ms'], 3)} ({number(r['b2b_times_as_fast'])}; {number(r['times_as_fast'])})" if r else "-" for r in ways)])
+    return table(["shape", "op", "BF16 ms", "weights turned by the engine", "given transposed, too", "and MXFP8 weight gradients"], rows)
+
+
 def scales_cuda(rs):
     """Lines of tests/gpu/scales.py: what a rule of scales costs, with weights by the same rule and in tiles."""
     rules = ["bf16", "per128", "per128 tiles", "per32", "per32 tiles"]
     timed = {(r["shape"], r["op"], r["what"]): r for r in rs if "ms" in r}
-    cell = lambda r: f"{number(r['b2b_ms'], 3)} ({number(r['b2b_times_as_fast'])})" if r else "-"
+    cell = lambda r: f"{number(r['ms'], 3)} ({number(r['times_as_fast'])})" if r else "-"
     rows = [[r["shape"], r["op"], *(cell(timed.get((r["shape"], r["op"], rule))) for rule in rules)]
             for r in sorted((r for r in timed.values() if r["what"] == "bf16"), key=order)]
     return table(["shape", "op", "BF16", "128 values, weights 1 x 128", "128 x 128", "32 values, weights 1 x 32", "128 x 128"], rows)
@@ -250,7 +262,14 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "spans-cuda": spans_cuda, "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "mxfp8-mokd": mxfp8_mokd, "scales-cuda": scales_cuda, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {
+    "rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim,
+    "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda,
+    "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "spans-cuda": spans_cuda,
+    "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "mxfp8-mokd": mxfp8_mokd, "mxfp8-backward-cuda": mxfp8_backward_cuda,
+    "scales-cuda": scales_cuda, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue,
+    "layer-host": layer, "sweep-host": sweep, "plain-host": peer,
+}
 
 
 def render(match):
