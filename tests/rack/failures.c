@@ -80,7 +80,7 @@ static void *run(void *argument)
         __atomic_add_fetch(&r->steps, r->code == 0, __ATOMIC_RELEASE);
     }
     r->ended_ms = stack_now_ms();
-    if (r->code < 0 && r->state.group) { /* what the group itself says */
+    if (r->code < 0 && r->state.session) { /* what the group itself says */
         mok_buffer *buffer;
         int code = mok_buffer_alloc_symmetric(r->state.group, 4096, 30000, &buffer);
         snprintf(r->text, sizeof(r->text), "%s: %s", mok_error_name(code), mok_last_error());
