@@ -40,8 +40,8 @@ int mokd_host_accept_offer(struct mokd_host_links *links, uint32_t node, const c
                            size_t token_bytes, struct mokd_error *error);
 bool mokd_host_is_linked(const struct mokd_host_links *links, uint32_t node);
 /*
- * The last word to a peer, behind all that was handed to it: so it knows why, whichever it sees first, the end of the link
- * or what the mesh says. Nothing where there is no link.
+ * The last word to a peer, behind all that was handed to it: so it knows why, whichever it sees first, the end of the
+ * link or what the mesh says. Nothing where there is no link.
  */
 void mokd_host_goodbye(struct mokd_host_links *links, uint32_t node, Mok__GoodbyeReason reason);
 /* The peer is lost, or leaves. */

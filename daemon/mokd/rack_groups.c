@@ -294,6 +294,12 @@ static void op_layer_gone(void *cookie, uint32_t id, uint32_t layer, uint32_t ra
         mokd_layer_part_gone_elsewhere(group, layer, rank);
 }
 
+static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
+{
+    struct mokd_rack_groups *groups = cookie;
+    mokd_rack_unreached(groups->server, name, ret, size);
+}
+
 static bool op_id_is_taken(void *cookie, uint32_t id)
 {
     struct mokd_rack_groups *groups = cookie;
@@ -310,6 +316,7 @@ static const struct group_ops operations = {
     .drop = op_drop,
     .dropped = op_dropped,
     .layer_gone = op_layer_gone,
+    .unreached = op_unreached,
     .id_is_taken = op_id_is_taken,
 };
 

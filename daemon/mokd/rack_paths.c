@@ -47,8 +47,8 @@ static void end_groups_of(struct mokd_rack_groups *groups, uint32_t node, const 
         for (uint32_t rank = 0; group->span && rank < group->size; rank++) {
             if (group->span->roster->rank[rank].node != node)
                 continue;
-            snprintf(text, sizeof(text), "rank %u is gone: node %s %s", rank,
-                     group_node_name(&groups->node, node), reason);
+            snprintf(text, sizeof(text), "rank %u is gone: node %s %s", rank, group_node_name(&groups->node, node),
+                     reason);
             mokd_group_fail(group, rank, text);
             break;
         }
@@ -69,8 +69,8 @@ static void link_left(void *cookie, uint32_t node, Mok__GoodbyeReason reason)
     struct mokd_rack_groups *groups = cookie;
     char text[RACK_MAX_TEXT], why[RACK_MAX_TEXT];
 
-    rack_goodbye_text(reason, group_node_name(&groups->node, node),
-                      group_node_name(&groups->node, groups->node.self), why);
+    rack_goodbye_text(reason, group_node_name(&groups->node, node), group_node_name(&groups->node, groups->node.self),
+                      why);
     snprintf(text, sizeof(text), "%s: %.230s", reason == MOK__GOODBYE_REASON__GOODBYE_LOST ? "was lost" : "has left",
              why);
     end_groups_of(groups, node, text);

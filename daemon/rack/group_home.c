@@ -7,8 +7,8 @@
  *                             |  +-- a rank comes, goes, is lost with its node, or waits too long: makes room
  *                             +--- ranks that cannot come together --> all refused, forgotten
  *
- * A rank that is taken is refused and the others wait on, as on one node. Of a group that stands all ranks are taken; but
- * its end may be known elsewhere before it is here, so who comes meanwhile is refused only after a while.
+ * A rank that is taken is refused and the others wait on, as on one node. Of a group that stands all ranks are taken;
+ * but its end may be known elsewhere before it is here, so who comes meanwhile is refused only after a while.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -100,8 +100,8 @@ static void refuse_taken(struct group_node *node, uint32_t peer, uint64_t join, 
 {
     struct group_error error;
 
-    group_error_set(&error, -MOK_ERANK, rank, "rank = %u: taken in group %s by session %" PRIu64 " of node %s", rank, name,
-                    session, group_node_name(node, by));
+    group_error_set(&error, -MOK_ERANK, rank, "rank = %u: taken in group %s by session %" PRIu64 " of node %s", rank,
+                    name, session, group_node_name(node, by));
     refuse(node, peer, join, &error);
 }
 
@@ -384,8 +384,8 @@ static void turn_away(struct group_node *node, struct group_meeting *meeting, ui
                      standing->rank[rank].node);
     } else {
         group_error_set(&error, -MOK_EMISMATCH, rank,
-                        "group %s: rank %u (node %s) says that the size is %u, the group that stands has %u", meeting->name,
-                        rank, group_node_name(node, guest->node), meeting->size, standing->size);
+                        "group %s: rank %u (node %s) says that the size is %u, the group that stands has %u",
+                        meeting->name, rank, group_node_name(node, guest->node), meeting->size, standing->size);
         refuse(node, guest->node, guest->join, &error);
     }
     make_room(node, meeting, rank);

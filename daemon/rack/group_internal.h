@@ -69,11 +69,13 @@ void group_member_release(struct group_node *node);
 bool group_member_lives(const struct group_node *node, uint32_t group);
 
 /*
- * What a message says of a group, in this node's numbers; NULL: it makes no sense here, `error` says why. With `strict`, all
- * its nodes must be up; else one that is not counts as nobody's.
+ * What a message says of a group, in this node's numbers; NULL: it makes no sense here, `error` says why. With
+ * `strict`, all its nodes must be up; else one that is not counts as nobody's.
  */
 struct group_roster *group_roster_of(const struct group_node *node, const Mok__GroupFormed *message, bool strict,
                                      struct group_error *error);
+/* "node a does not reach node b (rank 1): lost: not heard for 900 ms" */
+int group_unreached(const struct group_node *node, uint32_t rank, const char *name, struct group_error *error);
 /* Whether any rank of a roster is on a node. */
 bool group_roster_has(const struct group_roster *roster, uint32_t peer);
 

@@ -263,6 +263,18 @@ static void refuse(struct group_node *node, struct group_join *join, const struc
     node->ops->refused(node->cookie, id, error);
 }
 
+/* Who is missing may be where this node does not get to: its home may be another one than ours then. */
+static void add_unreached(const struct group_node *node, struct group_error *error)
+{
+    size_t length = strlen(error->text);
+    char all[240];
+
+    node->ops->unreached(node->cookie, NULL, all, sizeof(all));
+    if (all[0])
+        snprintf(error->text + length, sizeof(error->text) - length, "; node %s does not reach %s",
+                 group_node_name(node, node->self), all);
+}
+
 void group_member_refused(struct group_node *node, uint32_t peer, const Mok__GroupRefused *message)
 {
     struct group_join *join = find_join(node, message->join);
@@ -271,6 +283,8 @@ void group_member_refused(struct group_node *node, uint32_t peer, const Mok__Gro
     if (!join || join->given || join->home != peer)
         return;
     group_error_set(&error, message->code < 0 ? message->code : -MOK_EPROTO, join->rank, "%s", message->text);
+    if (error.code == -MOK_ETIMEDOUT)
+        add_unreached(node, &error);
     refuse(node, join, &error);
 }
 
@@ -302,6 +316,7 @@ void group_member_tick(struct group_node *node)
                         "group %s: rank %u waited %" PRIu64
                         " ms; node %s, where its ranks meet, does not say who is missing",
                         join->name, join->rank, join->timeout_ms, group_node_name(node, join->home));
+        add_unreached(node, &error);
         tell_withdrawn(node, join, NULL);
         refuse(node, join, &error);
         next = TAILQ_FIRST(&node->joins); /* that may have changed the list */
@@ -333,8 +348,7 @@ void group_member_formed(struct group_node *node, uint32_t peer, const Mok__Grou
     _cleanup_free_ struct group_roster *roster = group_roster_of(node, message, false, &error);
 
     if (roster && roster->rank[0].node == GROUP_MAX_NODES)
-        group_error_set(&error, -MOK_EPEER, 0, "node %s does not reach node %.63s (rank 0)",
-                        group_node_name(node, node->self), message->rank[0]->node);
+        group_unreached(node, 0, message->rank[0]->node, &error);
     if (error.code == 0 && roster->rank[0].node == node->self && group_lead_begin(node, peer, roster, message) < 0) {
         group_tell_over(node, peer, roster);
         group_error_set(&error, -MOK_ENOMEM, 0, "node %s is out of memory", group_node_name(node, node->self));

@@ -22,6 +22,15 @@ bool group_roster_has(const struct group_roster *roster, uint32_t peer)
     return false;
 }
 
+int group_unreached(const struct group_node *node, uint32_t rank, const char *name, struct group_error *error)
+{
+    char why[200];
+
+    node->ops->unreached(node->cookie, name, why, sizeof(why));
+    return group_error_set(error, -MOK_EPEER, rank, "node %s does not reach node %.63s (rank %u): %s",
+                           group_node_name(node, node->self), name, rank, why);
+}
+
 struct group_roster *group_roster_of(const struct group_node *node, const Mok__GroupFormed *message, bool strict,
                                      struct group_error *error)
 {
@@ -56,8 +65,7 @@ struct group_roster *group_roster_of(const struct group_node *node, const Mok__G
             continue;
         roster->rank[r].node = GROUP_MAX_NODES;
         if (strict) {
-            group_error_set(error, -MOK_EPEER, r, "node %s does not reach node %.63s (rank %u)",
-                            group_node_name(node, node->self), rank->node, r);
+            group_unreached(node, r, rank->node, error);
             free(roster);
             return NULL;
         }

@@ -10,7 +10,8 @@
  *   group_member.c  what this node's ranks wait for; the group is over for all as soon as it is for one
  *
  * A home is any node that lives, perhaps without a rank of the group; so it only brings the ranks together, and a
- * group that has formed does not notice its end: the lead tells the next one that the group stands. The lead's node has rank 0, whose loss is the group's end anyway.
+ * group that has formed does not notice its end: the lead tells the next one that the group stands. The lead's node has
+ * rank 0, whose loss is the group's end anyway.
  *
  * The mesh brings messages in the order in which a node sent them, each once, while it is up; between two nodes'
  * messages there is no order. A node that was down and is up again has nothing to do with what was before.
@@ -27,7 +28,7 @@
 #define GROUP_PREPARE_MS 60000u /* for a node's part of a collective call, however large its memory */
 #define GROUP_MAX_MEETINGS 4096u
 #define GROUP_MAX_STANDINGS 4096u
-#define GROUP_TAKEN_MS 500u /* after so long a group is thought to stand as its home says */
+#define GROUP_TAKEN_MS 500u       /* after so long a group is thought to stand as its home says */
 #define GROUP_ID_FLAG 0x80000000u /* in ids that nodes have in common; a node's own ones are below it */
 
 #define GROUP_REASON_MAX 120u
@@ -83,6 +84,11 @@ struct group_ops {
     void (*drop)(void *cookie, uint32_t node, uint64_t request, uint32_t group, uint32_t rank, uint32_t buffer);
     void (*dropped)(void *cookie, uint32_t node, uint64_t request);
     void (*layer_gone)(void *cookie, uint32_t group, uint32_t layer, uint32_t rank);
+    /*
+     * Why this node does not reach another: "lost: not heard for 900 ms". Without a name: all that it does not reach,
+     * each with the reason, "": none.
+     */
+    void (*unreached)(void *cookie, const char *name, char *ret, size_t size);
     /* Whether this node has an object of that id. */
     bool (*id_is_taken)(void *cookie, uint32_t id);
 };
@@ -111,13 +117,13 @@ struct group_node {
     size_t n_meetings, n_standings;
     bool ids_wrapped;
     bool turning, leaving;
-    TAILQ_HEAD(, group_meeting) meetings; /* group_home.c */
+    TAILQ_HEAD(, group_meeting) meetings;   /* group_home.c */
     TAILQ_HEAD(, group_standing) standings; /* group_standing.c: the oldest first */
-    TAILQ_HEAD(, group_lead) leads;       /* group_lead.c */
-    TAILQ_HEAD(, group_member) members;   /* group_member.c */
-    TAILQ_HEAD(, group_join) joins;       /* group_member.c: this node's, not formed yet */
-    TAILQ_HEAD(, group_drop) drops;       /* group_member.c: what others were asked to let go of */
-    TAILQ_HEAD(, group_letter) letters;   /* to this node itself */
+    TAILQ_HEAD(, group_lead) leads;         /* group_lead.c */
+    TAILQ_HEAD(, group_member) members;     /* group_member.c */
+    TAILQ_HEAD(, group_join) joins;         /* group_member.c: this node's, not formed yet */
+    TAILQ_HEAD(, group_drop) drops;         /* group_member.c: what others were asked to let go of */
+    TAILQ_HEAD(, group_letter) letters;     /* to this node itself */
 };
 
 void group_node_init(struct group_node *node, const struct group_ops *ops, void *cookie, uint32_t self,
@@ -146,8 +152,8 @@ int group_node_join(struct group_node *node, const struct group_joining *joining
 void group_node_withdraw(struct group_node *node, uint64_t join, const struct group_error *error, uint64_t now_ms);
 
 /*
- * A rank that wanted to join is not let in, and will not be for a while: the others, if they wait, are told so instead of
- * waiting for it.
+ * A rank that wanted to join is not let in, and will not be for a while: the others, if they wait, are told so instead
+ * of waiting for it.
  */
 void group_node_decline(struct group_node *node, uint32_t uid, const char *name, uint32_t rank,
                         const struct group_error *error, uint64_t now_ms);

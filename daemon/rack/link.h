@@ -42,14 +42,16 @@ struct rack_item {
     size_t bytes;
     char text[]; /* ERROR alone */
 };
-#define RACK_NOBODY_THERE "no " /* what the text of an ERROR begins with where nobody answers */
+#define RACK_NOBODY_THERE "no "              /* what the text of an ERROR begins with where nobody answers */
 void rack_item_free(struct rack_item *item); /* NULL is fine */
 
 /* Counters of what has no peer. */
 struct rack_link_stats {
-    uint64_t refused;     /* handshakes of keys that are not in the inventory */
-    uint64_t unknown;     /* messages of a peer that has been removed */
-    uint32_t connections; /* inbound, the unauthenticated ones too */
+    uint64_t refused;                        /* handshakes of keys that are not in the inventory */
+    uint64_t refused_ns;                     /* when the last was; 0: never */
+    char refused_from[RACK_MAX_ADDRESS + 1]; /* its address */
+    uint64_t unknown;                        /* messages of a peer that has been removed */
+    uint32_t connections;                    /* inbound, the unauthenticated ones too */
     uint32_t max_connections;
 };
 
@@ -80,7 +82,8 @@ int rack_link_send_beat(struct rack_link *link, uint32_t slot, uint8_t *bytes, s
 struct rack_item *rack_link_take(struct rack_link *link);
 void rack_link_stats(struct rack_link *link, struct rack_link_stats *ret);
 
-/* Counts the turns of the link's thread, one a second at least: whoever sees it stand still knows that the thread hangs. */
+/* Counts the turns of the link's thread, one a second at least: whoever sees it stand still knows that the thread
+ * hangs. */
 uint64_t rack_link_rounds(const struct rack_link *link);
 
 #endif

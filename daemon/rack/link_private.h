@@ -87,7 +87,8 @@ struct rack_link {
     struct rack_connection connections[RACK_MAX_NODES]; /* by slot */
     uint32_t last_sender;                               /* slot: the next message is likely from the same */
     struct rack_items arrived;                          /* to be moved to the inbox at the end of the turn */
-    uint64_t refused, unknown;
+    uint64_t refused, unknown, refused_ns;
+    char refused_from[RACK_MAX_ADDRESS + 1];
     uint32_t inbound;
     struct rack_gate gate;
     uint64_t starved_ns; /* when there was no descriptor; 0: there are some */

@@ -218,6 +218,15 @@ static bool is_allowed(void *cookie, const uint8_t public_key[static RACK_KEY_BY
     return find_user(cookie, user_id) != NULL;
 }
 
+static void serve_zap(struct rack_link *link, uint64_t now_ns)
+{
+    size_t refused = rack_zap_serve(link->zap, is_allowed, link, link->refused_from);
+
+    link->refused += refused;
+    if (refused > 0)
+        link->refused_ns = now_ns;
+}
+
 static void malformed(struct rack_link *link, const struct rack_connection *connection)
 {
     struct rack_item *last = link->arrived.last;
@@ -343,6 +352,8 @@ static bool hand_over(struct rack_link *link)
     link->inbox_full = link->inbox.count >= RACK_INBOX_ITEMS || link->inbox.bytes >= RACK_INBOX_BYTES;
     bool room = !link->inbox_full;
     link->stats.refused = link->refused;
+    link->stats.refused_ns = link->refused_ns;
+    memcpy(link->stats.refused_from, link->refused_from, sizeof(link->refused_from));
     link->stats.unknown = link->unknown;
     link->stats.connections = link->inbound;
     pthread_mutex_unlock(&link->mutex);
@@ -438,7 +449,7 @@ void *rack_link_thread(void *argument)
                 take_leave(link);
             return NULL;
         }
-        link->refused += rack_zap_serve(link->zap, is_allowed, link);
+        serve_zap(link, now_ns);
         rack_listener_watch(link, now_ns);
         busy = false;
         for (size_t i = 0; i < RACK_MAX_NODES; i++)

@@ -671,10 +671,12 @@ void rack_totals(const struct rack *rack, struct rack_totals *ret)
     rack_link_stats(rack->link, &stats);
     *ret = (struct rack_totals){
         .refused = stats.refused,
+        .refused_ns = stats.refused_ns,
         .unknown = stats.unknown,
         .connections = stats.connections,
         .max_connections = stats.max_connections,
     };
+    memcpy(ret->refused_from, stats.refused_from, sizeof(ret->refused_from));
 }
 
 uint64_t rack_rounds(const struct rack *rack)

@@ -104,7 +104,16 @@ static void reply(void *socket, const struct rack_zap_frame *request_id, const s
         zmq_send(socket, parts[i].data, parts[i].size, ZMQ_DONTWAIT | (i + 1 < ARRAY_SIZE(parts) ? ZMQ_SNDMORE : 0));
 }
 
-size_t rack_zap_serve(void *socket, rack_zap_allow allow, void *cookie)
+static void note_address(const struct request *request, char *ret)
+{
+    const struct rack_zap_frame *frame = &request->frames[FRAME_ADDRESS];
+
+    if (request->count > FRAME_ADDRESS)
+        snprintf(ret, RACK_MAX_ADDRESS + 1, "%.*s",
+                 (int)(frame->size < RACK_MAX_ADDRESS ? frame->size : RACK_MAX_ADDRESS), (const char *)frame->data);
+}
+
+size_t rack_zap_serve(void *socket, rack_zap_allow allow, void *cookie, char *last_refused)
 {
     struct rack_zap_answer answer;
     struct request request;
@@ -113,7 +122,10 @@ size_t rack_zap_serve(void *socket, rack_zap_allow allow, void *cookie)
     while (receive(socket, &request)) {
         const struct rack_zap_frame none = { "", 0 };
         rack_zap_decide(request.frames, request.seen, allow, cookie, &answer);
-        refused += strcmp(answer.status, "200") != 0;
+        if (strcmp(answer.status, "200") != 0) {
+            note_address(&request, last_refused);
+            refused++;
+        }
         reply(socket, request.count > FRAME_REQUEST ? &request.frames[FRAME_REQUEST] : &none, &answer);
         release(&request);
     }

@@ -36,7 +36,10 @@ struct rack_zap_answer {
 bool rack_zap_decide(const struct rack_zap_frame *frames, size_t count, rack_zap_allow allow, void *cookie,
                      struct rack_zap_answer *ret);
 
-/* Answers all that wait on the REP socket; returns how many keys were refused. */
-size_t rack_zap_serve(void *socket, rack_zap_allow allow, void *cookie);
+/*
+ * Answers all that wait on the REP socket; returns how many keys were refused. `last_refused`, RACK_MAX_ADDRESS + 1
+ * bytes, gets the address of the last of them, and stays as it was if there was none.
+ */
+size_t rack_zap_serve(void *socket, rack_zap_allow allow, void *cookie, char *last_refused);
 
 #endif

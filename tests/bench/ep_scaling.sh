@@ -171,6 +171,7 @@ on_gpus() {
             --routing hot-rank-twice --ops forward --rounds $((rounds / 2 + 1)) --limit 42
         step 45 "$sharing, EP 1 beside the strong baseline, with as many rows" "${one[@]}" --candidates mok,strong --tokens 4096 --ops forward \
             --rounds $((rounds / 2 + 1)) --limit 42
+        step 25 "$sharing, EP $ranks, where a hot rank's time goes" "${layer[@]}" --shape qwen --routing hot-rank --spans --limit 22
         for sweep in comm_units=0,4,8,12,16,24,32 minibatch_rows=0,512,1024,2048,4096,8192; do
             step 30 "$sharing, EP $ranks, sweep of ${sweep%=*}" "${layer[@]}" --sweep "$sweep" --shape kimi,qwen --rounds 12 --limit 28
         done

@@ -26,7 +26,7 @@ def records(name):
     if name not in KINDS:
         return of_file(RESULTS / f"{name}.jsonl")
     paths = [RESULTS / f"{name.removesuffix('-more')}.jsonl", *sorted(RESULTS.glob("ep*.jsonl"))]
-    what = ("shape", "op", "ep", "tokens", "routing", "sharing", "what", "peer", "sweep", "setting")
+    what = ("shape", "op", "ep", "tokens", "routing", "sharing", "what", "peer", "sweep", "setting", "how", "rank")
     return list({(r.get("gpus") or r.get("ep"), *(r.get(k) for k in what)): r for path in paths for r in of_file(path) if KINDS[name](r)}.values())
 
 
@@ -81,6 +81,18 @@ def mxfp8_cuda(rs):
     rows = [[r["shape"], r["op"], weights(r), number(r["b2b_ms"], 3), number(r["b2b_times_as_fast"], 3), number(r.get("times_as_fast"), 3)]
             for r in sorted((r for r in rs if "b2b_times_as_fast" in r), key=order)]
     return table(["shape", "op", "weights", "ms, in a row on a warm card", "times as fast as BF16", "each after a pause"], rows)
+
+
+def mxfp8_backward_cuda(rs):
+    """Lines of tests/gpu/both.py: weights that the engine turns, that are given transposed, and MXFP8 weight gradients beside these."""
+    timed = {(r["shape"], r["what"]): r for r in rs if "times_as_fast" in r}
+    rows = []
+    for shape in dict.fromkeys(s for s, _ in timed):
+        for op, end in (("backward", ""), ("forward+backward", " both")):
+            ways = [timed.get((shape, f"mok {way}{end}")) for way in ("tiles", "given", "given w8")]
+            rows.append([shape, op, number(timed[shape, f"bf16{end}"]["b2b_ms"], 3),
+                         *(f"{number(r['b2b_ms'], 3)} ({number(r['b2b_times_as_fast'])}; {number(r['times_as_fast'])})" if r else "-" for r in ways)])
+    return table(["shape", "op", "BF16 ms", "weights turned by the engine", "given transposed, too", "and MXFP8 weight gradients"], rows)
 
 
 def scales_cuda(rs):
@@ -168,13 +180,24 @@ def links_cuda(rs):
     return table(["shape", "EP", "routing", "sharing", "MB a forward", "with a pull a row", "GB/s, spread over the forward", "strong's gather alone, GB/s", "its pull, GB/s"], rows)
 
 
+def spans_cuda(rs):
+    """Lines of peers/layer.py --spans: phases of one operation on each rank. A rank's minibatches follow each other, so the first,
+    one in the middle and the last one stand for all."""
+    rows = []
+    for r in rs:
+        batches = sorted({s[1] for s in r["spans"] if s[1].startswith("minibatch")}, key=lambda name: int(name.split()[1]))
+        told = {batches[0], batches[len(batches) // 2], batches[-1], "schedule and the rest"}
+        rows += [[f"{r['how']}, {r['rank']}", what, "" if where == "schedule and the rest" else where, number(begin, 0), number(end, 0)] for what, where, begin, end in r["spans"] if where in told]
+    return table(["how, rank", "what", "where", "from us", "to us"], rows)
+
+
 def usual(r):
     return r["routing"] == "uniform" and r["tokens"] == 2048 and r["sharing"] == "mps"
 
 
 KINDS = {"layer-cuda": lambda r: "share_of_dense" in r and "of" not in r and "date" in r, "daemon-cuda": lambda r: "cost_us" in r, "mokd-cuda": lambda r: r.get("of") == "mok" and usual(r),
          "mokd-cuda-more": lambda r: r.get("of") == "mok" and not usual(r), "sweep-cuda": lambda r: "over_plan" in r,
-         "links-cuda": lambda r: r.get("of") == "mok" and r["op"] == "forward" and "link_bytes_seen" in r}
+         "spans-cuda": lambda r: "spans" in r, "links-cuda": lambda r: r.get("of") == "mok" and r["op"] == "forward" and "link_bytes_seen" in r}
 
 
 def restart(rs):
@@ -239,7 +262,14 @@ def mesh(rs):
     return table(["between", "commands", "ms", "commands a ms", "longest time without one, ms"], rows)
 
 
-MAKERS = {"rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim, "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda, "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "mxfp8-mokd": mxfp8_mokd, "scales-cuda": scales_cuda, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue, "layer-host": layer, "sweep-host": sweep, "plain-host": peer}
+MAKERS = {
+    "rack": rack, "mesh": mesh, "metrics": metrics, "crowd": crowd, "restart": restart, "sim-rack": sim,
+    "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda,
+    "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "spans-cuda": spans_cuda,
+    "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "mxfp8-mokd": mxfp8_mokd, "mxfp8-backward-cuda": mxfp8_backward_cuda,
+    "scales-cuda": scales_cuda, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue,
+    "layer-host": layer, "sweep-host": sweep, "plain-host": peer,
+}
 
 
 def render(match):

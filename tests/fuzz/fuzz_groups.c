@@ -3,6 +3,7 @@
  * Any messages about groups from two peers with valid keys, in any order, with nodes that come, go and stand still: the
  * state machines never come apart, and forget everything in the end. Bytes: an action each, and what it takes.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +17,10 @@ static void must(bool condition)
     if (!condition)
         abort();
 }
+
+static const char a_long_reason[] =
+    "a reason that is longer than what is kept of one, and than what goes into a sentence of any kind at all: "
+    "0123456789012345678901234567890123456789012345678901234567890123456789";
 
 /* ------------------------------------------------------------------ a daemon that does what it is told */
 
@@ -101,6 +106,12 @@ static void op_layer_gone(void *cookie, uint32_t group, uint32_t layer, uint32_t
     must(rank < MOK_MAX_EP);
 }
 
+static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
+{
+    (void)cookie;
+    snprintf(ret, size, "%s", name ? name : a_long_reason);
+}
+
 static bool op_id_is_taken(void *cookie, uint32_t id)
 {
     (void)cookie;
@@ -117,14 +128,11 @@ static const struct group_ops operations = {
     .drop = op_drop,
     .dropped = op_dropped,
     .layer_gone = op_layer_gone,
+    .unreached = op_unreached,
     .id_is_taken = op_id_is_taken,
 };
 
 /* ------------------------------------------------------------------ actions */
-
-static const char a_long_reason[] =
-    "a reason that is longer than what is kept of one, and than what goes into a sentence of any kind at all: "
-    "0123456789012345678901234567890123456789012345678901234567890123456789";
 
 static void receive(struct daemon *d, struct input *in, uint32_t from)
 {

@@ -310,6 +310,12 @@ static void op_layer_gone(void *cookie, uint32_t group, uint32_t layer, uint32_t
     (void)rank;
 }
 
+static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
+{
+    (void)cookie;
+    snprintf(ret, size, "%s", name ? "lost" : "");
+}
+
 static bool op_id_is_taken(void *cookie, uint32_t id)
 {
     return job_with(cookie, id) < ((struct node *)cookie)->rack->o.jobs;
@@ -325,6 +331,7 @@ static const struct group_ops ops = {
     .drop = op_drop,
     .dropped = op_dropped,
     .layer_gone = op_layer_gone,
+    .unreached = op_unreached,
     .id_is_taken = op_id_is_taken,
 };
 

@@ -30,8 +30,12 @@ def arguments():
     a.add_argument("--memory", type=int, default=40, help="GiB that mokd may use of a device")
     a.add_argument("--limit", type=float, default=540, help="seconds for everything; no further shape is begun behind three quarters of it")
     a.add_argument("--sweep", help="forward through mokd alone, with an option of the layer: comm_units=0,4,8 or minibatch_rows=...; 0: the plan's choice")
+    a.add_argument("--spans", action="store_true", help="no times: a forward through mokd, one at a time and eight in a row, as mokctl trace sees it; one shape and routing")
     a.add_argument("--check", action="store_true", help="no times: how far every candidate is from FP64, small shapes, all routings")
-    return a.parse_args()
+    o = a.parse_args()
+    if o.spans and "," in o.shape + o.routing:
+        a.error(f"--spans is of one --shape and one --routing, not of {o.shape} and {o.routing}")
+    return o
 
 
 # ---------------------------------------------------------------- the process that starts the others
@@ -63,7 +67,7 @@ def wait_for(children, seconds):
 
 
 def start(o):
-    daemon, children = None, []
+    daemon, children, run = None, [], None
     gpus = o.gpus or o.ep
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(o.ep), "MOK_PEERS_RANK": "0"}
     if os.environ.get("MOK_TEST_MPS_PIPE"):
@@ -71,13 +75,19 @@ def start(o):
     import glue
     environment["MOK_PEERS_GLUE"] = glue.build()
     try:
-        if o.sweep or "mok" in o.candidates.split(","):
+        if o.spans:
+            import spans
+            run = spans.Run()
+            environment["MOK_PEERS_SPANS"] = str(run.folder)
+        if o.sweep or o.spans or "mok" in o.candidates.split(","):
             import daemon as daemons
             daemon = daemons.Daemon(o.ep, gpus, o.memory)
             daemon.await_up()
             environment["MOK_SOCKET"] = daemon.socket
         children = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:]], env={**environment, "MOK_PEERS_RANK": str(r), "RANK": str(r), "LOCAL_RANK": str(r)})
                     for r in range(o.ep)]
+        for how in spans.HOW if run else ():
+            run.take(daemon.socket, how, o.limit / 2)
         code = wait_for(children, o.limit)
         if code and daemon:
             print(daemon.log(), file=sys.stderr)
@@ -89,6 +99,8 @@ def start(o):
                 c.wait()
         if daemon:
             daemon.stop()
+        if run:
+            run.close()
 
 
 # ---------------------------------------------------------------- a rank
@@ -287,6 +299,22 @@ def sweep_one(o, p, ranks, dense):
         m.close()
 
 
+def run_for_spans(o, p, ranks, dense):
+    import measure
+    import mok
+    import problem
+    import spans
+    m = mok.Mok(p, problem.Inputs(p), os.environ["MOK_SOCKET"], "spans", backward=False)
+    dense.warm()
+    for how in spans.HOW:
+        path = spans.Run(os.environ["MOK_PEERS_SPANS"]).play(m, ranks, how)
+        about = {**measure.origin(), "op": "forward", "shape": p.name, "ep": p.ranks, "tokens": p.tokens, "routing": p.routing, "gpus": o.gpus or o.ep,
+                 "sharing": "mps" if os.environ.get("MOK_TEST_MPS_PIPE") else "slices", "command": measure.command(), "how": how}
+        for record in spans.records(path, about) if path and ranks.rank == 0 else ():
+            measure.emit(record)
+    m.close()
+
+
 def check_all(o, ranks):
     """Exit code 1 if a candidate is further from FP64 than BF16 explains."""
     import check
@@ -331,6 +359,8 @@ def play(o):
                     p = problem.make(name, o.ep, ranks.rank, o.tokens, routing)
                     if o.sweep:
                         sweep_one(o, p, ranks, dense)
+                    elif o.spans:
+                        run_for_spans(o, p, ranks, dense)
                     else:
                         measure_one(o, p, ranks, dense, number)
                     number += 1

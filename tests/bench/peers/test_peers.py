@@ -3,9 +3,11 @@
 usage: test_peers.py ABI, the program of abi.c."""
 import ast
 import ctypes
+import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 import types
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -27,5 +29,20 @@ for line in subprocess.run(sys.argv[1:], capture_output=True, text=True, check=T
     if int(size) not in sizes or int(offset) != getattr(mirror, member).offset:
         failed += 1
         print(f"{name}: mok.h has {size} bytes and {member} at {offset}, mok.py {sorted(sizes)} and {getattr(mirror, member).offset}")
+import spans
+
+with tempfile.TemporaryDirectory() as folder:  # three operations, 100 us one behind the other; the second one's products begin later
+    trace, late = pathlib.Path(folder) / "trace.json", (0, 5, 0)
+    events = [{"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "phases"}}]
+    for n in range(3):
+        events += [{"ph": "X", "pid": 1, "tid": 2, "name": what, "ts": 100 * n + begin, "dur": 10} for what, begin in (("prepare", -20), ("schedule", 0), ("main", 20 + late[n]))]
+        events += [{"ph": ph, "cat": "operation", "pid": 1, "id": n, "name": "forward", "ts": 100 * n + at} for ph, at in (("b", -30), ("e", 50))]
+    trace.write_text(json.dumps({"traceEvents": events}))
+    found = list(spans.records(trace, {"how": "single"}))
+want = {"how": "single", "rank": 0, "operations": 3, "operation_us": 80, "period_us": 100,
+        "spans": [["prepare", "phases", -20, -10], ["schedule", "phases", 0, 10], ["main", "phases", 22.5, 32.5]]}
+if found != [want]:
+    failed += 1
+    print(f"spans: {found}, must be {want}")
 print("FAILED" if failed else "OK")
 sys.exit(failed > 0)

@@ -115,6 +115,17 @@ static void op_layer_gone(void *cookie, uint32_t group, uint32_t layer, uint32_t
     add_note(cookie, NOTE_LAYER_GONE, group, layer, NULL);
 }
 
+/* One that is cut off, or its name is not known here. */
+static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
+{
+    const struct rack_node *at = cookie;
+
+    ret[0] = '\0';
+    for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
+        if (at->node.peer[node].known && !at->node.peer[node].up && (!name || strcmp(name, at->node.peer[node].name) == 0))
+            snprintf(ret, size, name ? "lost%.0s" : "node %s (lost)", at->node.peer[node].name);
+}
+
 static bool op_id_is_taken(void *cookie, uint32_t id)
 {
     return ((struct rack_node *)cookie)->taken == id;
@@ -130,6 +141,7 @@ static const struct group_ops ops = {
     .drop = op_drop,
     .dropped = op_dropped,
     .layer_gone = op_layer_gone,
+    .unreached = op_unreached,
     .id_is_taken = op_id_is_taken,
 };
 

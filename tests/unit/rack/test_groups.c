@@ -160,6 +160,39 @@ static void a_rank_that_is_taken_is_refused_and_the_group_still_forms(void **sta
     rack_free(rack);
 }
 
+/* Nodes 0 and 1 have lost each other; where both can get to the home, it brings them together, and the lead finds out. */
+static void who_waits_in_vain_is_told_whom_his_node_does_not_reach(void **state)
+{
+    (void)state;
+    struct rack *rack = rack_new(2, 26);
+    struct group_joining joining = {
+        .uid = 1000, .user = "", .name = "apart", .size = 2, .kind = MOK_DEVICE_HOST, .timeout_ms = 1000
+    };
+    uint64_t join[2];
+    rack_cut(rack, 0, 1);
+    for (joining.rank = 0; joining.rank < 2; joining.rank++)
+        group_node_join(&rack->node[joining.rank].node, &joining, rack->now_ms, &join[joining.rank]);
+    rack_wait(rack, 1500);
+    expect_text(rack_note(rack, 0, NOTE_REFUSED, 0, join[0]), -MOK_ETIMEDOUT,
+                "missing is rank 1; node n00 does not reach node n01 (lost)");
+    expect_text(rack_note(rack, 1, NOTE_REFUSED, 0, join[1]), -MOK_ETIMEDOUT,
+                "missing is rank 0; node n01 does not reach node n00 (lost)");
+    rack_free(rack);
+
+    rack = rack_new(3, 27);
+    unsigned i = 0;
+    char name[16];
+    do
+        snprintf(name, sizeof(name), "apart-%u", i++);
+    while (group_node_home(&rack->node[0].node, 1000, name) != 2);
+    rack_cut(rack, 0, 1);
+    uint64_t waits = rack_join(rack, 0, name, 2, 0);
+    rack_join(rack, 1, name, 2, 1);
+    rack_settle(rack);
+    expect_text(rack_note(rack, 0, NOTE_REFUSED, 0, waits), -MOK_EPEER, "node n00 does not reach node n01 (rank 1): lost");
+    rack_free(rack);
+}
+
 /* ------------------------------------------------------------------ groups that stand */
 
 /* A name whose home is a node, of those that are up. */
@@ -858,6 +891,7 @@ int main(void)
         cmocka_unit_test(a_rank_that_leaves_before_the_others_come_makes_room),
         cmocka_unit_test(a_rank_that_leaves_while_the_group_forms_fails_it_for_all),
         cmocka_unit_test(a_home_that_is_lost_is_replaced_by_another),
+        cmocka_unit_test(who_waits_in_vain_is_told_whom_his_node_does_not_reach),
         cmocka_unit_test(a_rank_of_a_group_that_stands_is_taken_at_any_node_until_it_is_over),
         cmocka_unit_test(the_next_home_of_a_group_that_stands_knows_it_too_and_so_does_the_first_when_it_is_back),
         cmocka_unit_test(a_name_is_free_when_its_lead_is_lost_or_its_nodes_do_not_say_when_it_is_over),
