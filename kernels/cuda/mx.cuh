@@ -148,6 +148,36 @@ struct mx_consumer_base : consumer_base {
         return b.smem + stage_offset + warp * mx_warp_bytes;
     }
 
+    /* sum += part times the scales of its rows and of its columns, which begin at `columns`, 32 of them every 64 bytes. */
+    __device__ __forceinline__ void promote(float *sum, const float (&part)[64], float upper, float lower, uint32_t columns) const
+    {
+#pragma unroll
+        for (uint32_t j = 0; j < 16; j += 4) {
+            const uint4 v = load_shared_16(columns + j / 4 * 64);
+            const uint32_t words[4] = { v.x, v.y, v.z, v.w };
+#pragma unroll
+            for (uint32_t i = 4 * j; i < 4 * j + 16; i += 4) {
+                const float s0 = __uint_as_float(words[i / 4 % 4] << 16), s1 = __uint_as_float(words[i / 4 % 4] & 0xffff0000u);
+                sum[i] = __fmaf_rn(part[i], __fmul_rn(upper, s0), sum[i]);
+                sum[i + 1] = __fmaf_rn(part[i + 1], __fmul_rn(upper, s1), sum[i + 1]);
+                sum[i + 2] = __fmaf_rn(part[i + 2], __fmul_rn(lower, s0), sum[i + 2]);
+                sum[i + 3] = __fmaf_rn(part[i + 3], __fmul_rn(lower, s1), sum[i + 3]);
+            }
+        }
+    }
+
+    /* The same where all columns have one scale, which is in `upper` and `lower`. */
+    __device__ __forceinline__ void promote_same(float *sum, const float (&part)[64], float upper, float lower) const
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < 64; i += 4) {
+            sum[i] = __fmaf_rn(part[i], upper, sum[i]);
+            sum[i + 1] = __fmaf_rn(part[i + 1], upper, sum[i + 1]);
+            sum[i + 2] = __fmaf_rn(part[i + 2], lower, sum[i + 2]);
+            sum[i + 3] = __fmaf_rn(part[i + 3], lower, sum[i + 3]);
+        }
+    }
+
     /* Stores this warp's 16 rows x 64 columns of BF16; otherwise as consumer_base::store. */
     template <bool Streaming, class Pair> __device__ __forceinline__ void store_half(void *row, uint32_t bytes, Pair pair)
     {

@@ -152,28 +152,9 @@ struct block_consumer : mx_consumer_base {
         return __uint_as_float(i ? pair & 0xffff0000u : pair << 16);
     }
 
-    /* sum += part times the scales of its rows and of its columns, which begin at `columns`. */
-    __device__ __forceinline__ static void promote(float *sum, const float (&part)[64], float upper, float lower, uint32_t columns,
-                                                   uint32_t q)
-    {
-#pragma unroll
-        for (uint32_t j = 0; j < 16; j += 4) {
-            const uint4 v = load_shared_16(columns + j / 4 * block_group_bytes + 16 * q);
-            const uint32_t pairs[4] = { v.x, v.y, v.z, v.w };
-#pragma unroll
-            for (uint32_t i = 4 * j; i < 4 * j + 16; i += 4) {
-                const float s0 = scale(pairs[i / 4 % 4], 0), s1 = scale(pairs[i / 4 % 4], 1);
-                sum[i] = __fmaf_rn(part[i], __fmul_rn(upper, s0), sum[i]);
-                sum[i + 1] = __fmaf_rn(part[i + 1], __fmul_rn(upper, s1), sum[i + 1]);
-                sum[i + 2] = __fmaf_rn(part[i + 2], __fmul_rn(lower, s0), sum[i + 2]);
-                sum[i + 3] = __fmaf_rn(part[i + 3], __fmul_rn(lower, s1), sum[i + 3]);
-            }
-        }
-    }
-
-    /* The same where 32 columns have one scale. */
-    __device__ __forceinline__ static void promote_same(float *sum, const float (&part)[64], float upper, float lower,
-                                                        uint32_t columns)
+    /* As promote, where 32 columns have one scale. */
+    __device__ __forceinline__ static void promote_groups(float *sum, const float (&part)[64], float upper, float lower,
+                                                          uint32_t columns)
     {
 #pragma unroll
         for (uint32_t group = 0; group < 4; group++) {
@@ -229,9 +210,9 @@ struct block_consumer : mx_consumer_base {
                     for (uint32_t i = 0; i < 64; i++)
                         settle(part[i]);
                     if (same)
-                        promote_same(d + 64 * half, part, upper, lower, columns);
+                        promote_groups(d + 64 * half, part, upper, lower, columns);
                     else
-                        promote(d + 64 * half, part, upper, lower, columns, lane % 4);
+                        promote(d + 64 * half, part, upper, lower, columns + 16 * (lane % 4));
                 }
             }
             /* the arrival must not overtake the loads: the vote needs what the last one brought; no sum is this NaN */

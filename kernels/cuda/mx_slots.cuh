@@ -129,18 +129,6 @@ struct slot_consumer : mx_consumer_base {
         return last;
     }
 
-    /* The same where all columns have one scale, which is in `upper` and `lower`. */
-    __device__ __forceinline__ void promote_same(float *sum, const float (&part)[64], float upper, float lower) const
-    {
-#pragma unroll
-        for (uint32_t i = 0; i < 64; i += 4) {
-            sum[i] = __fmaf_rn(part[i], upper, sum[i]);
-            sum[i + 1] = __fmaf_rn(part[i + 1], upper, sum[i + 1]);
-            sum[i + 2] = __fmaf_rn(part[i + 2], lower, sum[i + 2]);
-            sum[i + 3] = __fmaf_rn(part[i + 3], lower, sum[i + 3]);
-        }
-    }
-
     /* d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. */
     __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks)
     {
