@@ -3,8 +3,8 @@
  * The home of a group's name, once the group has formed: it keeps the name until a node of the group says that it is
  * over, so that a rank of it is refused as taken anywhere. Ranks that come are group_home.c's all the same.
  *
- *   (none) --formed here, or its lead says that it stands--> kept --over, its lead is lost, the home is another-->
- * (none)
+ *   (none) --formed here, or its lead says that it stands--> kept
+ *   kept --over, or its lead is lost, or the home is another--> (none)
  *
  * What it keeps is a help, nothing depends on it: where it is not known that a group stands, a rank waits for others.
  * So in doubt it forgets, and never the other way round.

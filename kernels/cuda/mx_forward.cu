@@ -273,9 +273,8 @@ struct mx_forward_consumer : scale_consumer {
         constexpr uint32_t rows = MOK_TILE_M / MOK_MX_PULLS / MOK_CONSUMER_WARPS; /* of a warp */
         const uint32_t first = b.rank * MOK_TILE_M + (t.column * MOK_CONSUMER_WARPS + warp) * rows, end = min(t.rows, first + rows);
         const uint64_t ring = static_cast<uint64_t>(t.ring64) * 64;
-        const uint64_t mine = first + lane < end ? __ldcg(all.row_src + static_cast<uint64_t>(t.row64) * 64 + first + lane) : 0;
         for (uint32_t r = first; r < end; r++) {
-            const uint64_t at = __shfl_sync(~0u, mine, r - first);
+            const uint64_t at = __ldcg(all.row_src + static_cast<uint64_t>(t.row64) * 64 + r);
             const uint4 *from = reinterpret_cast<const uint4 *>(at & ~1ull);
             uint4 *to = reinterpret_cast<uint4 *>(p.x_rows[t.macrobatch > 0] + (ring + r) * p.x_row_bytes);
             copy_row(from, to, p.x_row_bytes / 16);
@@ -301,10 +300,7 @@ struct mx_forward_consumer : scale_consumer {
         }
     }
 
-    /*
-     * Where lane's finished row of down goes waits in shared memory: registers are full while products are made. It comes
-     * there by itself, so that products need not wait for it.
-     */
+    /* Where lane's finished row of down goes waits in shared memory: registers are full while products are made. */
     __device__ uint32_t place() const
     {
         return b.smem + mx_place_offset + 8 * (warp * 16 + lane % 16);
@@ -314,16 +310,12 @@ struct mx_forward_consumer : scale_consumer {
         const uint32_t r = my_row(t);
         if (lane >= 16)
             return;
-        if (r != ~0u)
-            cp_async_8(place(), all.row_dst + static_cast<uint64_t>(t.row64) * 64 + r);
-        else
-            store_shared_8(place(), 0.0f, 0.0f);
-        cp_async_commit();
+        const uint64_t to = r != ~0u ? __ldg(all.row_dst + static_cast<uint64_t>(t.row64) * 64 + r) : 0;
+        store_shared_4(place(), static_cast<uint32_t>(to));
+        store_shared_4(place() + 4, static_cast<uint32_t>(to >> 32));
     }
     __device__ void *noted_place() const
     {
-        cp_async_wait<0>();
-        __syncwarp();
         const uint2 at = load_shared_8(place());
         return reinterpret_cast<void *>(static_cast<uint64_t>(at.y) << 32 | at.x);
     }

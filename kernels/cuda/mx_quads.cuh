@@ -147,8 +147,6 @@ struct mx_quad_gather : mx_gather {
     }
 };
 
-constexpr uint32_t mx_deliver_after = 2; /* stages */
-
 struct mx_quad_consumer : mx_consumer_base {
     /* Begins 64 rows x 128 columns of a stage. */
     __device__ __forceinline__ static void begin(float (&part)[64], uint64_t a, uint64_t columns)
@@ -205,7 +203,6 @@ struct mx_quad_consumer : mx_consumer_base {
         const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
         const uint32_t row = 4 * (warp * 16 + lane / 4), column = b.smem + mx_columns_offset + 16 * (lane % 4);
-        const uint32_t due = pipe.n + min(mx_deliver_after, k_blocks - 1); /* what is stored has landed, to wait for it takes no time */
         bool ready = true;
 #pragma unroll 1
         for (const uint32_t last = pipe.n + k_blocks; pipe.n != last;) {
@@ -214,8 +211,7 @@ struct mx_quad_consumer : mx_consumer_base {
             await(ready);
             float part[64];
             begin(part, at, bt);
-            if (pipe.n == due)
-                deliver(); /* while the tensor cores are busy */
+            deliver(); /* while the tensor cores are busy; at most once a task */
             const float upper = __uint_as_float(load_shared_4(scales + row)), lower = __uint_as_float(load_shared_4(scales + row + 8 * 4));
             const uint2 same = Even ? load_shared_8(scales + mx_factor_bytes) : make_uint2(0, 0);
             const float s0 = __uint_as_float(same.x), s1 = __uint_as_float(same.y);

@@ -205,12 +205,6 @@ __device__ __forceinline__ void cp_async_4(uint32_t dst, const void *src)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
 
-/* The same of 8 bytes. */
-__device__ __forceinline__ void cp_async_8(uint32_t dst, const void *src)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
-}
-
 /* The line of 128 bytes comes into L2. */
 __device__ __forceinline__ void prefetch_l2(uint64_t address)
 {

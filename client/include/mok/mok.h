@@ -156,8 +156,8 @@ typedef struct mok_group_options {
  * MOK_ETIMEDOUT (the sentence names the missing ranks, and nodes that this one does not reach, with the reason);
  * MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE; MOK_EACCESS not a device for this user, or not for him alone; MOK_EDRAIN;
  * MOK_EEXCLUSIVE another group has the device alone, or others use what this one wants alone.
- * Between nodes a rank of a group that stands is taken at every node; where the group has no rank itself, that is said half a
- * second later. A node that has just lost sight of others may not know of the group, and lets the rank wait: set timeout_ms.
+ * Between nodes a rank of a group that stands is taken at every node; at one that has no rank of it, that is said half a
+ * second later. Where nodes have lost sight of each other the rank may wait for others instead: set timeout_ms.
  */
 int mok_group_join(mok_session *session, const mok_group_options *options, mok_group **ret_group);
 /**

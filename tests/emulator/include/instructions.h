@@ -147,10 +147,6 @@ inline void cp_async_4(uint32_t dst, const void *src)
 {
     emu::cp_async(dst, src, 4, 4);
 }
-inline void cp_async_8(uint32_t dst, const void *src)
-{
-    emu::cp_async(dst, src, 8, 8);
-}
 inline void prefetch_l2(uint64_t)
 {
 }
