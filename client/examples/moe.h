@@ -24,7 +24,7 @@ struct moe_config {
     unsigned shared_intermediate; /* 0: no shared expert */
     unsigned tokens;              /* of one micro-batch */
     unsigned precision;           /* enum mok_precision */
-    unsigned wgrad;               /* enum mok_wgrad */
+    unsigned wgrad;               /* enum mok_wgrad; 0: libmok's choice */
     int recompute;                /* keep only the routing for backward */
 };
 

@@ -45,7 +45,7 @@ static const char usage[] =
     "  --window N           bytes of context (8)\n"
     "  --shared-expert      an expert of width I that every token passes\n"
     "  --precision P        bf16, mxfp8-per32, mxfp8-per128 or mxfp8: per32, with --engine cuda per128 (bf16)\n"
-    "  --wgrad P            bf16 or, of MXFP8 experts, mxfp8: operands of weight gradients (bf16)\n"
+    "  --wgrad P            bf16 or, of MXFP8 experts, mxfp8: operands of weight gradients (mxfp8 with per128)\n"
     "  --recompute          keep only the routing for backward\n"
     "\n"
     "Files:\n"
@@ -406,7 +406,6 @@ int options_parse(int argc, char **argv, struct options *ret)
         .layers = 2,
         .window = 8,
         .precision = MOK_BF16,
-        .wgrad = MOK_WGRAD_BF16,
         .engine = MOK_DEVICE_HOST,
         .rate = 0.01f,
     };

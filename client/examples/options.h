@@ -21,7 +21,7 @@ struct options {
     unsigned batch, seq, micro_batches;
     unsigned hidden, intermediate, experts, topk, layers, window;
     unsigned precision; /* enum mok_precision */
-    unsigned wgrad;     /* enum mok_wgrad */
+    unsigned wgrad;     /* enum mok_wgrad; 0: libmok's choice */
     float rate;
     int resume, recompute, shared_expert, check_gradients, quiet, report;
 };

@@ -12,6 +12,7 @@
 #include "mokctl.h"
 #include "names.h"
 #include "util.h"
+#include "wire.h"
 
 const char mokctl_usage[] =
     "usage: mokctl [--json] [--socket PATH] COMMAND\n"
@@ -28,7 +29,7 @@ const char mokctl_usage[] =
     "            the plan and the exact memory of a layer that is not there; further options:\n"
     "            --ep N (1), --device D (0), --precision bf16|mxfp8-per32|mxfp8-per128 (bf16),\n"
     "            --shared-intermediate S, --clamp L, --ring-bytes B, --minibatch-rows M, --comm-units C,\n"
-    "            --gradients f32|bf16 (f32), --wgrad bf16|mxfp8 (bf16), --transposed-weights\n"
+    "            --gradients f32|bf16 (f32), --wgrad bf16|mxfp8 (mxfp8 with mxfp8-per128), --transposed-weights\n"
     "  quota [--user U | --all]\n"
     "            what a user has and may have, by user name or number (of others: administrators alone), with the Unix\n"
     "            groups that bind him; --all: of everybody\n"
@@ -173,7 +174,7 @@ static int parse_gradients(const char *text, uint32_t *ret)
 static int parse_wgrad(const char *text, uint32_t *ret)
 {
     if (strcmp(text, "bf16") == 0 || strcmp(text, "mxfp8") == 0) {
-        *ret = strcmp(text, "mxfp8") == 0 ? MOK_WGRAD_MXFP8 : 0;
+        *ret = strcmp(text, "mxfp8") == 0 ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16;
         return 0;
     }
     fprintf(stderr, "mokctl: --wgrad %s: must be bf16 or mxfp8\n", text);
@@ -347,6 +348,7 @@ int mokctl_parse(int argc, char **argv, struct mokctl_arguments *ret)
     }
     if (parse_command(argv[optind++], ret) < 0)
         return -1;
+    ret->spec.wgrad_precision = mok_wire_wgrad(ret->spec.wgrad_precision, ret->spec.precision);
     bool layers = ret->action == MOKCTL_SHOW && ret->part == MOKCTL_LAYERS;
     const char *id = layers && optind < argc ? argv[optind++] : NULL;
     bool explain = layers && (seen.explain || id);

@@ -175,7 +175,7 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
     ret->minibatch_rows = o.minibatch_rows;
     ret->comm_units = o.comm_units;
     ret->gradient_dtype = o.gradient_dtype == MOK_DTYPE_F32 ? 0 : o.gradient_dtype; /* one way to say it */
-    ret->wgrad_precision = o.wgrad_precision == MOK_WGRAD_BF16 ? 0 : o.wgrad_precision;
+    ret->wgrad_precision = o.wgrad_precision; /* as asked */
     ret->transposed_weights = o.transposed_weights;
     return 0;
 }

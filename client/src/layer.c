@@ -7,6 +7,7 @@
 
 #include "port.h"
 #include "session.h"
+#include "wire.h"
 
 int layer_check(const mok_layer *layer)
 {
@@ -55,6 +56,17 @@ static void copy_memory(mok_layer_memory *ret, const Mok__LayerMemory *memory)
     };
 }
 
+/* A layer that does not say has on an older mokd what that mokd has. */
+static int choose_wgrad(uint64_t features, Mok__LayerSpec *ret)
+{
+    bool known = features & MOK_FEATURE_WGRAD;
+    if (!known && ret->wgrad_precision == MOK_WGRAD_MXFP8)
+        return client_fail(MOK_ENOTSUP, "wgrad_precision is %d (mxfp8), must be 0 or %d: mokd is older and knows BF16 alone",
+                           MOK_WGRAD_MXFP8, MOK_WGRAD_BF16);
+    ret->wgrad_precision = known ? mok_wire_wgrad(ret->wgrad_precision, ret->precision) : 0;
+    return 0;
+}
+
 static int check_spec(const mok_group *group, const mok_layer_options *options, Mok__LayerSpec *ret)
 {
     int r = check_layer_options(options, group->ranks, ret);
@@ -63,9 +75,9 @@ static int check_spec(const mok_group *group, const mok_layer_options *options, 
     if (ret->gradient_dtype && !(group->session->features & MOK_FEATURE_GRADIENTS))
         return client_fail(MOK_ENOTSUP, "gradient_dtype is %" PRIu32 ", must be 0: mokd is older and knows F32 alone",
                            ret->gradient_dtype);
-    if (ret->wgrad_precision && !(group->session->features & MOK_FEATURE_WGRAD))
-        return client_fail(MOK_ENOTSUP, "wgrad_precision is %" PRIu32 ", must be 0: mokd is older and knows BF16 alone",
-                           ret->wgrad_precision);
+    r = choose_wgrad(group->session->features, ret);
+    if (r < 0)
+        return r;
     if (ret->transposed_weights && !(group->session->features & MOK_FEATURE_TRANSPOSED))
         return client_fail(MOK_ENOTSUP, "transposed_weights is %" PRIu32 ", must be 0: mokd is older and takes none",
                            ret->transposed_weights);

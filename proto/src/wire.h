@@ -14,6 +14,8 @@
 
 #include <protobuf-c/protobuf-c.h>
 
+#include "mok/types.h"
+
 #define MOK_WIRE_MAX_BYTES 65536u             /* of a packed message */
 #define MOK_WIRE_MAX_FDS 253u                 /* of a packet; what Linux carries */
 #define MOK_WIRE_MAX_UNPACKED (1024u * 1024u) /* memory that unpacking one message may take */
@@ -23,6 +25,14 @@
 #define MOK_FEATURE_GRADIENTS (UINT64_C(1) << 1) /* LayerSpec.gradient_dtype */
 #define MOK_FEATURE_WGRAD (UINT64_C(1) << 2)     /* LayerSpec.wgrad_precision */
 #define MOK_FEATURE_TRANSPOSED (UINT64_C(1) << 3) /* LayerSpec.transposed_weights */
+
+/* LayerSpec.wgrad_precision of what was asked for, an enum mok_wgrad or 0: whoever does not say gets what is faster. */
+static inline uint32_t mok_wire_wgrad(uint32_t asked, uint32_t precision)
+{
+    if (asked == 0 && precision == MOK_MXFP8_PER128)
+        return MOK_WGRAD_MXFP8;
+    return asked == MOK_WGRAD_BF16 ? 0 : asked; /* one way to say it */
+}
 
 /* Descriptors that came with a message. Whatever is still in here when it is closed, is closed. */
 struct mok_wire_fds {

@@ -79,7 +79,7 @@ static int own_memory(struct cuda_rank *rank)
                                    .ring_bytes = p->ring_bytes,
                                    .minibatch_rows = p->minibatch_rows,
                                    .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : 0,
-                                   .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : 0,
+                                   .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16,
                                    .transposed_weights = p->transposed };
 
     int r = mok_cuda_engine.probe(&config, &limits, &message);

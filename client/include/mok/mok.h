@@ -289,7 +289,8 @@ typedef struct mok_layer_options {
     uint32_t minibatch_rows;      /**< rounded up to whole tiles, at most the ring; 0: the plan's choice */
     uint32_t comm_units;          /**< 0: the plan's choice */
     uint32_t gradient_dtype;      /**< of all weight gradients, enum mok_dtype; 0: MOK_DTYPE_F32 */
-    uint32_t wgrad_precision;     /**< operands of the experts' weight gradients, enum mok_wgrad; 0: MOK_WGRAD_BF16 */
+    uint32_t wgrad_precision;     /**< operands of the experts' weight gradients, enum mok_wgrad; 0: MOK_WGRAD_MXFP8
+                                     of MOK_MXFP8_PER128 where mokd knows it, else MOK_WGRAD_BF16 */
     uint32_t transposed_weights;  /**< MOK_MXFP8_PER128: 1: weights are bound transposed, too; 0: they are not */
 } mok_layer_options;
 

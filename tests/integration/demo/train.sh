@@ -145,7 +145,7 @@ case_precision() {
         [[ $(hash_of "$precision-bf16") != "$(hash_of "$precision-mxfp8")" ]] || die "--wgrad mxfp8 changed nothing"
     done
     run again --steps 20 --precision mxfp8-per128
-    [[ $(hash_of again) == "$(hash_of mxfp8-per128-bf16)" ]] || die "the repeat in mxfp8 has other parameters"
+    [[ $(hash_of again) == "$(hash_of mxfp8-per128-mxfp8)" ]] || die "the repeat in mxfp8 has other parameters"
 }
 
 # The one-file example: both ranks compare with plain loops.

@@ -600,6 +600,28 @@ static void every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back(vo
     assert_string_equal(text, FAKE_PLAN);
 }
 
+static void weight_gradients_are_of_mxfp8_where_nobody_says_and_scales_are_of_128_values(void **state)
+{
+    static const struct {
+        uint32_t precision, asked, sent;
+    } cases[] = {
+        { MOK_BF16, 0, 0 },
+        { MOK_MXFP8_PER32, 0, 0 },
+        { MOK_MXFP8_PER32, MOK_WGRAD_MXFP8, MOK_WGRAD_MXFP8 },
+        { MOK_MXFP8_PER128, 0, MOK_WGRAD_MXFP8 },
+        { MOK_MXFP8_PER128, MOK_WGRAD_BF16, 0 },
+        { MOK_MXFP8_PER128, MOK_WGRAD_MXFP8, MOK_WGRAD_MXFP8 },
+    };
+    mok_layer_memory memory;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+        const mok_layer_options options = { .size = sizeof(options), .hidden = 64, .intermediate = 48, .experts = 2, .topk = 1,
+                                            .max_tokens = 8, .precision = cases[i].precision, .wgrad_precision = cases[i].asked };
+        assert_works(mok_layer_memory_query(group, &options, &memory));
+        assert_int_equal(fake_last_spec(&fake, NULL, NULL).wgrad_precision, cases[i].sent);
+    }
+}
+
 static void an_older_mokd_is_not_asked_for_what_it_does_not_know(void **state)
 {
     mok_layer_options options = { .size = sizeof(options), .hidden = 64, .intermediate = 48, .experts = 2, .topk = 1,
@@ -620,6 +642,8 @@ static void an_older_mokd_is_not_asked_for_what_it_does_not_know(void **state)
     assert_fails(mok_layer_create(group, &options, 0, &layer), MOK_ENOTSUP, "wgrad_precision is 2");
     options.wgrad_precision = 0;
     options.precision = MOK_MXFP8_PER128;
+    assert_works(mok_layer_memory_query(group, &options, &memory)); /* what it does not know is not the default */
+    assert_int_equal(fake_last_spec(&fake, NULL, NULL).wgrad_precision, 0);
     options.transposed_weights = 1;
     assert_fails(mok_layer_memory_query(group, &options, &memory), MOK_ENOTSUP, "transposed_weights is 1");
 }
@@ -661,6 +685,7 @@ int main(void)
         TEST_SESSION(four_threads_ask_at_once_and_each_gets_its_own_answers),
         TEST_SESSION(layers_are_created_described_and_destroyed),
         TEST(an_older_mokd_is_not_asked_for_what_it_does_not_know),
+        TEST_SESSION(weight_gradients_are_of_mxfp8_where_nobody_says_and_scales_are_of_128_values),
         TEST_SESSION(every_override_of_the_plan_reaches_mokd_and_its_reason_comes_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
