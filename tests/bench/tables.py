@@ -83,6 +83,12 @@ def mxfp8_cuda(rs):
     return table(["shape", "op", "weights", "ms, in a row on a warm card", "times as fast as BF16", "each after a pause"], rows)
 
 
+def mxfp8_forward_cuda(rs):
+    """Lines of tests/gpu/builds.py: what each way of the forward gave, the kept one among them."""
+    rows = [[r["shape"], r["what"], number(r["bf16_ms"], 3), number(r["ms"], 3), number(r["times_as_fast"]), number(r["b2b_times_as_fast"])] for r in sorted(rs, key=order)]
+    return table(["shape", "build", "BF16 ms", "MXFP8 ms", "times as fast as BF16, in turns", "in a row"], rows)
+
+
 def mxfp8_backward_cuda(rs):
     """Lines of tests/gpu/both.py: weights that the engine turns, that are given transposed, and MXFP8 weight gradients beside these."""
     timed = {(r["shape"], r["what"]): r for r in rs if "times_as_fast" in r}
@@ -267,6 +273,7 @@ MAKERS = {
     "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda,
     "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "spans-cuda": spans_cuda,
     "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "mxfp8-mokd": mxfp8_mokd, "mxfp8-backward-cuda": mxfp8_backward_cuda,
+    "mxfp8-forward-cuda": mxfp8_forward_cuda,
     "scales-cuda": scales_cuda, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue,
     "layer-host": layer, "sweep-host": sweep, "plain-host": peer,
 }
