@@ -235,6 +235,16 @@ static void count_bytes(struct mok_plan *plan, const struct mok_plan_backend *ba
     explain(text, "context_recompute_bytes = %llu (routing)\n", (unsigned long long)plan->context_recompute_bytes);
 }
 
+static void explain_mxfp8(struct text *text, const struct mok_layer_spec *spec)
+{
+    if (spec->precision == MOK_BF16)
+        return;
+    explain(text, "wgrad_precision = %s (operands of the experts' weight gradients)\n",
+            mok_spec_mxfp8_wgrad(spec) ? "mxfp8" : "bf16");
+    explain(text, "transposed_weights = %u (%s)\n", spec->transposed_weights,
+            spec->transposed_weights ? "bound by the program" : "a GPU's backward turns weights itself");
+}
+
 int mok_plan_make(const struct mok_layer_spec *spec, const struct mok_device_limits *device, struct mok_plan *ret,
                   char *describe, size_t describe_size, struct mok_message *message)
 {
@@ -267,6 +277,7 @@ int mok_plan_make(const struct mok_layer_spec *spec, const struct mok_device_lim
     explain(&text, "max_rows = %llu (ep * max_tokens * topk: every slot of every rank)\n",
             (unsigned long long)plan.max_rows);
     explain(&text, "tile_rows = %u (%s)\n", plan.tile_rows, tile_rows.reason);
+    explain_mxfp8(&text, spec);
     r = choose_units(&plan, backend, &text, message);
     if (r < 0)
         return r;

@@ -81,6 +81,12 @@ static int differ_on_call(const struct group_calls *calls, uint32_t rank, uint32
                            kind_text(other_kind));
 }
 
+/* As a program says it: 0 is BF16 here. */
+static uint32_t wgrad_of(const struct mok_layer_spec *spec)
+{
+    return mok_spec_mxfp8_wgrad(spec) ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16;
+}
+
 /* The first field on which two specs differ. */
 static int agree_on_spec(const struct mok_layer_spec *first, const struct mok_layer_spec *other, const char *who,
                          uint32_t rank, struct group_error *error)
@@ -100,7 +106,7 @@ static int agree_on_spec(const struct mok_layer_spec *first, const struct mok_la
         { "minibatch_rows", first->minibatch_rows, other->minibatch_rows },
         { "comm_units", first->comm_units, other->comm_units },
         { "gradient_dtype", first->gradient_dtype, other->gradient_dtype },
-        { "wgrad_precision", first->wgrad_precision, other->wgrad_precision },
+        { "wgrad_precision", wgrad_of(first), wgrad_of(other) },
         { "transposed_weights", first->transposed_weights, other->transposed_weights },
     };
     for (size_t i = 0; i < ARRAY_SIZE(field); i++)

@@ -313,7 +313,7 @@ static void remove_node(struct rack *rack, uint32_t index)
     rack_link_remove(rack->link, index);
     slot->config.address[0] = '\0';
     if (before != slot->peer.state && rack->handlers.state)
-        rack->handlers.state(rack->cookie, index, before, slot->peer.state, slot->peer.error);
+        rack->handlers.state(rack->cookie, index, before, RACK_LEFT, slot->peer.error); /* nobody has lost it */
     mok_log(MOK_LOG_NOTICE, "rack", "a node is no longer in the inventory", "node=%s", slot->peer.name);
     if (rack->handlers.removed && !rack->stopped)
         rack->handlers.removed(rack->cookie, index);

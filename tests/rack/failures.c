@@ -248,7 +248,7 @@ static void a_node_that_another_removes_hears_so_at_once_and_may_come_back(void 
     double since = stack_now_ms();
     assert_int_equal(rack_stack_reload(rack, 0, 2, 1), 0);
     expect_peer(&hurt[2], says, since, bound_of(rack));
-    end_scene(rack, says, since);
+    end_scene(rack, "has left: node n2 was removed from the configuration of node n0", since); /* who is told by which end first */
     expect_in_vain(rack, 2, "missing is rank 1; node n2 does not reach node n0 (left: ");
     expect_in_vain(rack, 0, "missing is rank 1; node n0 does not reach a node at 127.");
     assert_int_equal(rack_stack_reload(rack, 0, 2, 0), 0);

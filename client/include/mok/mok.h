@@ -291,7 +291,8 @@ typedef struct mok_layer_options {
     uint32_t gradient_dtype;      /**< of all weight gradients, enum mok_dtype; 0: MOK_DTYPE_F32 */
     uint32_t wgrad_precision;     /**< operands of the experts' weight gradients, enum mok_wgrad; 0: MOK_WGRAD_MXFP8
                                      of MOK_MXFP8_PER128 where mokd knows it, else MOK_WGRAD_BF16 */
-    uint32_t transposed_weights;  /**< MOK_MXFP8_PER128: 1: weights are bound transposed, too; 0: they are not */
+    uint32_t transposed_weights;  /**< MOK_MXFP8_PER128, weights by MOK_QUANTIZE_TILES: 1: they are bound transposed, too;
+                                     0: they are not; else MOK_EDTYPE */
 } mok_layer_options;
 
 /** Exact bytes. */
@@ -313,9 +314,11 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  * of an expert whose rows come in several pieces, private_bytes says how much that takes. Over many backwards that
  * add up FP32 is the better choice: each rounds once more.
  *
- * Weight gradients of an MXFP8 layer's experts are products of BF16 values, those that the quantised rows are worth. With
- * MOK_WGRAD_MXFP8 they are products of E4M3: the same rows, quantised along the token axis (ABI.md, MX tensors). It is
- * MOK_EDTYPE of a BF16 layer; a CUDA device has it with MOK_MXFP8_PER128 alone, else MOK_ENOTSUP. A shared expert's stay BF16.
+ * Weight gradients of an MXFP8 layer's experts are products of E4M3, of rows quantised along the token axis
+ * (MOK_WGRAD_MXFP8; ABI.md, MX tensors), or of the BF16 values that the quantised rows are worth (MOK_WGRAD_BF16). The
+ * first are faster on a GPU, and the default with MOK_MXFP8_PER128; the second round less, and are the default otherwise.
+ * MOK_WGRAD_MXFP8 is MOK_EDTYPE of a BF16 layer; a CUDA device has it with MOK_MXFP8_PER128 alone, else MOK_ENOTSUP. A
+ * shared expert's are BF16.
  *
  * A GPU's MXFP8 backward multiplies transposed weights, and turns them anew in each operation, since nobody says when they
  * have changed. With transposed_weights 1 the program binds them beside the others and keeps both alike: no operation turns
@@ -342,7 +345,15 @@ int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacity);
  * mok_mxfp8_quantize_on_stream with MOK_QUANTIZE_TILES gives as ret_transposed; their scales are not wanted, since a tile of
  * 128 x 128 has one that holds both ways. Weights of other scales have none: a GPU then gives NaN in d_x of every token
  * that uses the expert. With transposed weights in tiles every result has the bits that it has without. Whoever changes a
- * weight changes its transpose before the next backward. A forward and host devices do not read them.
+ * weight changes its transpose before the next backward. A forward and host devices do not read them, but every
+ * backward wants them bound. For each of gate, up and down, on the GPU:
+ *
+ *     mok_mxfp8_options o = { .size = sizeof(o), .matrices = E_l, .rows = I, .columns = H, .dtype = MOK_DTYPE_BF16,
+ *                             .precision = MOK_MXFP8_PER128, .flags = MOK_QUANTIZE_TILES };
+ *     mok_mxfp8_quantize_on_stream(&o, gate_bf16, gate, gate_scale, gate_transposed, scratch, stream);
+ *
+ * scratch takes mok_mxfp8_scale_bytes(E_l * H, I) bytes, which nobody reads. Without a GPU: mok_mxfp8_quantize twice,
+ * the second time with MOK_QUANTIZE_TILES | MOK_QUANTIZE_TRANSPOSE.
  */
 typedef struct mok_layer_params {
     size_t size;    /**< sizeof(mok_layer_params) */

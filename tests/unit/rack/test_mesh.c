@@ -283,7 +283,8 @@ static void a_reload_adds_and_removes_nodes(void **state)
     net.node[0].config.n_nodes = 2;
     assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
     assert_int_equal(net.node[0].removed, 1);
-    assert_int_equal(net.node[0].losses, 1);
+    assert_int_equal(net.node[0].losses, 0);
+    assert_int_equal(net.node[0].leaves, 1);
     assert_string_equal(net.node[0].reason, "node n1 was removed from the configuration of node n0");
     rack_net_until(&net, one_knows_it_is_removed, "who is removed hears no goodbye");
     assert_string_equal(net.node[1].reason, "node n1 was removed from the configuration of node n0");
