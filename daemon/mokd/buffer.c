@@ -415,8 +415,8 @@ static void symmetric_filled(void *cookie, const struct mokd_error *error)
     for (uint32_t r = 0; r < job->size; r++)
         if (job->rank[r].buffer)
             own[r] = mokd_storage_handle(job->rank[r].buffer->storage);
-    mokd_span_exchange(job->group, MOK__HANDLE_KIND__HANDLE_BUFFER, job->job.id, own, job->bytes, symmetric_exchanged,
-                       job);
+    mokd_span_exchange(job->group, job->job.index, MOK__HANDLE_KIND__HANDLE_BUFFER, job->job.id, own, job->bytes,
+                       symmetric_exchanged, job);
 }
 
 static int symmetric_charge(struct symmetric *job, uint32_t rank, struct mokd_error *error)

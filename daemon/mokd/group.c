@@ -541,7 +541,7 @@ static void reached(void *cookie, const struct mokd_error *error)
     }
     for (uint32_t rank = 0; rank < group->size; rank++)
         bells[rank] = (struct mokd_handle){ .fd = group->member[rank] ? group->member[rank]->device->bell : -1 };
-    mokd_span_exchange(group, MOK__HANDLE_KIND__HANDLE_BELL, 0, bells, sizeof(uint64_t), bells_came, group);
+    mokd_span_exchange(group, 0, MOK__HANDLE_KIND__HANDLE_BELL, 0, bells, sizeof(uint64_t), bells_came, group);
 }
 
 static void open_group(struct mokd_group *group)
@@ -555,7 +555,7 @@ static void open_group(struct mokd_group *group)
         mokd_rack_withdraw(group->member[rank], NULL);
     }
     group->gather.first_tag = first_here(group);
-    mokd_span_reach(group, reached, group);
+    mokd_span_reach(group, 0, reached, group);
 }
 
 /* The home has let another node's rank in instead of this one, whose refusal is still under way. */

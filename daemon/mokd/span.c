@@ -81,6 +81,16 @@ static void failure_of(const struct mokd_group *group, struct mokd_error *ret)
     mokd_error_set(ret, -MOK_EPEER, "group %s: %s", group->name, group->failure);
 }
 
+static struct mokd_aborted *find_aborted(const struct mokd_span *span, uint64_t index)
+{
+    struct mokd_aborted *aborted;
+
+    TAILQ_FOREACH(aborted, &span->aborted, link)
+        if (aborted->index == index)
+            return aborted;
+    return NULL;
+}
+
 /* False: no memory, and `done` has been told. */
 static bool begin_wait(struct mokd_group *group, const struct mokd_wait *what)
 {
@@ -96,6 +106,18 @@ static bool begin_wait(struct mokd_group *group, const struct mokd_wait *what)
     wait->since_ms = mokd_rack_now_ms();
     TAILQ_INSERT_TAIL(&group->span->waits, wait, link);
     return true;
+}
+
+/* Whether the call is over before it was prepared here: somebody else could not. It stays so until that is asked for. */
+static bool is_over(const struct mokd_group *group, uint64_t index, struct mokd_error *error)
+{
+    const struct mokd_aborted *aborted = group->span ? find_aborted(group->span, index) : NULL;
+
+    if (group->span && group->state == MOKD_GROUP_FAILED)
+        failure_of(group, error);
+    else if (aborted)
+        *error = aborted->error;
+    return error->code < 0;
 }
 
 /* Takes it out, then calls. */
@@ -175,12 +197,14 @@ static int look_at_paths(const struct mokd_group *group, bool *ret_across, struc
     return all;
 }
 
-void mokd_span_reach(struct mokd_group *group, mokd_span_done done, void *cookie)
+void mokd_span_reach(struct mokd_group *group, uint64_t index, mokd_span_done done, void *cookie)
 {
-    struct mokd_wait wait = { .what = MOKD_WAIT_LINKS, .done = done, .cookie = cookie };
+    struct mokd_wait wait = { .what = MOKD_WAIT_LINKS, .index = index, .done = done, .cookie = cookie };
     struct mokd_error error = { 0 };
+    int r = 1;
 
-    int r = group->span ? look_at_paths(group, &group->span->across, &error) : 1;
+    if (group->span && !is_over(group, index, &error))
+        r = look_at_paths(group, &group->span->across, &error);
     if (r == 0)
         begin_wait(group, &wait);
     else
@@ -294,20 +318,16 @@ static void end_exchange(struct mokd_group *group, struct mokd_wait *wait)
     end_wait(group->span, wait, &error);
 }
 
-void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object, const struct mokd_handle *own,
-                        uint64_t bytes, mokd_span_done done, void *cookie)
+void mokd_span_exchange(struct mokd_group *group, uint64_t index, uint32_t kind, uint32_t object,
+                        const struct mokd_handle *own, uint64_t bytes, mokd_span_done done, void *cookie)
 {
     struct mokd_wait wait = {
-        .what = MOKD_WAIT_HANDLES, .kind = kind, .object = object, .done = done, .cookie = cookie
+        .what = MOKD_WAIT_HANDLES, .index = index, .kind = kind, .object = object, .done = done, .cookie = cookie
     };
     struct mokd_error error = { 0 };
     uint32_t ranks = kind == MOK__HANDLE_KIND__HANDLE_FLAGS ? 1 : group->size;
-    int r = 0;
+    int r = is_over(group, index, &error) ? error.code : 0;
 
-    if (group->span && group->state == MOKD_GROUP_FAILED) {
-        failure_of(group, &error);
-        r = error.code;
-    }
     for (uint32_t rank = 0; group->span && rank < ranks && r == 0; rank++) {
         if (!mokd_span_is_here(group, rank))
             continue;
@@ -377,16 +397,6 @@ void mokd_span_look(struct mokd_group *group, uint64_t now_ms)
 
 /* ------------------------------------------------------------------ all or nobody */
 
-static struct mokd_aborted *find_aborted(const struct mokd_span *span, uint64_t index)
-{
-    struct mokd_aborted *aborted;
-
-    TAILQ_FOREACH(aborted, &span->aborted, link)
-        if (aborted->index == index)
-            return aborted;
-    return NULL;
-}
-
 void mokd_span_prepared(struct mokd_group *group, uint64_t index, const struct mokd_error *error, uint32_t rank,
                         mokd_span_done done, void *cookie)
 {
@@ -420,14 +430,25 @@ void mokd_span_prepared(struct mokd_group *group, uint64_t index, const struct m
     mokd_group_run_end(group);
 }
 
-void mokd_span_verdict(struct mokd_group *group, uint64_t index, const struct mokd_error *error)
+static struct mokd_wait *find_wait(const struct mokd_span *span, uint64_t index)
 {
     struct mokd_wait *wait;
 
-    TAILQ_FOREACH(wait, &group->span->waits, link)
-        if (wait->what == MOKD_WAIT_VERDICT && wait->index == index)
-            break;
-    if (wait) {
+    TAILQ_FOREACH(wait, &span->waits, link)
+        if (wait->index == index)
+            return wait;
+    return NULL;
+}
+
+/*
+ * An abort may come while the call is still prepared here. It is kept for whoever asks for the verdict, and ends the wait
+ * for what a node that gave up does not hand over any more.
+ */
+void mokd_span_verdict(struct mokd_group *group, uint64_t index, const struct mokd_error *error)
+{
+    struct mokd_wait *wait = find_wait(group->span, index);
+
+    if (wait && wait->what == MOKD_WAIT_VERDICT) {
         end_wait(group->span, wait, error);
         return;
     }
@@ -437,4 +458,6 @@ void mokd_span_verdict(struct mokd_group *group, uint64_t index, const struct mo
     aborted->index = index;
     aborted->error = *error;
     TAILQ_INSERT_TAIL(&group->span->aborted, aborted, link);
+    if (wait)
+        end_wait(group->span, wait, error);
 }

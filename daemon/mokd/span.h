@@ -37,7 +37,7 @@ struct mokd_foreign {
 struct mokd_wait {
     TAILQ_ENTRY(mokd_wait) link;
     enum { MOKD_WAIT_LINKS = 1, MOKD_WAIT_HANDLES, MOKD_WAIT_VERDICT } what;
-    uint64_t index;  /* VERDICT */
+    uint64_t index;  /* of the call that it is for; 0: the join */
     uint32_t kind, object; /* HANDLES */
     uint64_t since_ms;
     void (*done)(void *cookie, const struct mokd_error *error);
@@ -74,14 +74,14 @@ typedef void (*mokd_span_done)(void *cookie, const struct mokd_error *error);
 /* Whether the ranks are on several hosts: known once the bells have been exchanged. */
 bool mokd_span_is_across(const struct mokd_group *group);
 
-/* There is a way for memory to every node of the group. */
-void mokd_span_reach(struct mokd_group *group, mokd_span_done done, void *cookie);
+/* There is a way for memory to every node of the group. Waits here and below end with the error of a call that is aborted meanwhile. */
+void mokd_span_reach(struct mokd_group *group, uint64_t index, mokd_span_done done, void *cookie);
 /*
  * Hands own[r] of every rank r of this node to the other nodes (flags: own[0] alone, if rank 0 is here) and waits for
  * theirs. The descriptors stay the caller's.
  */
-void mokd_span_exchange(struct mokd_group *group, uint32_t kind, uint32_t object, const struct mokd_handle *own,
-                        uint64_t bytes, mokd_span_done done, void *cookie);
+void mokd_span_exchange(struct mokd_group *group, uint64_t index, uint32_t kind, uint32_t object,
+                        const struct mokd_handle *own, uint64_t bytes, mokd_span_done done, void *cookie);
 /* What came for it; nothing of it is there if nothing did. All stays the span's. */
 struct mokd_handle mokd_span_handle_of(const struct mokd_group *group, uint32_t kind, uint32_t object, uint32_t rank);
 /* Of memory that was made here. */

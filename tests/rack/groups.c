@@ -307,6 +307,8 @@ static void a_layer_on_which_ranks_differ_is_made_nowhere_and_the_next_one_is(vo
     leave_all(seats, 3);
 }
 
+#define LIMIT_OF_LAST (64u << 20)
+
 struct allocator {
     pthread_t thread;
     mok_group *group;
@@ -357,6 +359,47 @@ static void memory_that_one_node_does_not_give_is_given_nowhere(void **state)
     leave_all(seats, 2);
 }
 
+/* The other node waits for handles that do not come, or still fills its part, when it hears of it. */
+static void memory_beyond_the_limit_of_one_node_is_refused_on_all_at_once(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct seat seats[4];
+
+    form(rack, seats, 4, "limited");
+    double since = stack_now_ms();
+    for (uint64_t bytes = LIMIT_OF_LAST + 4096; bytes <= 2 * LIMIT_OF_LAST; bytes += LIMIT_OF_LAST - 4096)
+        allocate(seats, 4, bytes, -MOK_EQUOTA, "node n3: ", NULL);
+    assert_true(stack_now_ms() - since < 20000); /* a call waits for 30 s */
+    leave_all(seats, 4);
+}
+
+/* Whoever comes second for a rank is refused, or waits with his own time-out, whatever the others are at. */
+static void ranks_that_race_for_a_place_end_all(void **state)
+{
+    struct rack_stack *rack = *state;
+
+    for (uint32_t round = 0; round < 12; round++) {
+        static const struct {
+            uint32_t node, rank, device;
+        } who[] = { { 0, 0, 0 }, { 0, 1, 1 }, { 1, 0, 0 } };
+        struct seat seats[3];
+        struct joiner j[3];
+        char group[32];
+        double since = stack_now_ms();
+
+        snprintf(group, sizeof(group), "race%u", round);
+        for (uint32_t r = 0; r < 3; r++)
+            assert_int_equal(sit(&seats[r], rack->node[who[r].node].socket), 0);
+        for (uint32_t r = 0; r < 3; r++)
+            begin_join(&j[r], &seats[r], group, 2, (who[r].rank + round % 2 * r / 2) % 2, who[r].device, 1000);
+        for (uint32_t r = 0; r < 3; r++)
+            pthread_join(j[r].thread, NULL);
+        assert_true((j[0].code == 0) + (j[1].code == 0) + (j[2].code == 0) == 2);
+        assert_true(stack_now_ms() - since < 8000);
+        leave_all(seats, 3);
+    }
+}
+
 /* ---------------------------------------------------------------- set-up */
 
 static int set_up(void **state)
@@ -364,7 +407,7 @@ static int set_up(void **state)
     static struct rack_stack rack;
 
     *state = &rack;
-    return rack_stack_start(&rack, &(struct rack_stack_options){ .nodes = 4, .devices = 2 });
+    return rack_stack_start(&rack, &(struct rack_stack_options){ .nodes = 4, .devices = 2, .last = "[limits]\nbytes = 64M\n" });
 }
 
 static int tear_down(void **state)
@@ -380,6 +423,8 @@ int main(void)
         cmocka_unit_test(ranks_that_wait_for_one_on_a_node_that_drains_are_told),
         cmocka_unit_test(a_layer_on_which_ranks_differ_is_made_nowhere_and_the_next_one_is),
         cmocka_unit_test(memory_that_one_node_does_not_give_is_given_nowhere),
+        cmocka_unit_test(memory_beyond_the_limit_of_one_node_is_refused_on_all_at_once),
+        cmocka_unit_test(ranks_that_race_for_a_place_end_all),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

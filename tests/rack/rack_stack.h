@@ -19,6 +19,7 @@ struct rack_stack_options {
     unsigned gpu_spread;   /* GPUs that the nodes are spread over; 0: 1 */
     const char *daemon;    /* more lines of [daemon], of all nodes; may be NULL */
     const char *extra;     /* more configuration, of all nodes; may be NULL */
+    const char *last;      /* more configuration, of the last node alone; may be NULL */
 };
 
 struct rack_stack {
