@@ -41,6 +41,7 @@ struct rack {
     struct own_message *own_first, *own_last;
     uint64_t ticked_ns;
     bool leaving, stopped;
+    uint64_t inventory_ns; /* when it was last read again; 0: never */
 };
 
 static struct rack_moment moment(void)
@@ -375,6 +376,7 @@ int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
     memcpy(rack->slots[rack->own].peer.link_domain, own->link_domain, sizeof(own->link_domain));
     remove_missing(rack, config);
     r = add_new(rack, config, true);
+    rack->inventory_ns = mok_now_ns();
     if (r < 0)
         snprintf(text, RACK_MAX_TEXT, "out of memory: not all nodes were added");
     if (!rack->stopped)
@@ -671,7 +673,7 @@ void rack_totals(const struct rack *rack, struct rack_totals *ret)
     rack_link_stats(rack->link, &stats);
     *ret = (struct rack_totals){
         .refused = stats.refused,
-        .refused_ns = stats.refused_ns,
+        .refused_ns = stats.refused_ns > rack->inventory_ns ? stats.refused_ns : 0,
         .unknown = stats.unknown,
         .connections = stats.connections,
         .max_connections = stats.max_connections,

@@ -378,7 +378,7 @@ static void ranks_that_race_for_a_place_end_all(void **state)
 {
     struct rack_stack *rack = *state;
 
-    for (uint32_t round = 0; round < 12; round++) {
+    for (uint32_t round = 0; round < 6; round++) {
         static const struct {
             uint32_t node, rank, device;
         } who[] = { { 0, 0, 0 }, { 0, 1, 1 }, { 1, 0, 0 } };
@@ -391,7 +391,7 @@ static void ranks_that_race_for_a_place_end_all(void **state)
         for (uint32_t r = 0; r < 3; r++)
             assert_int_equal(sit(&seats[r], rack->node[who[r].node].socket), 0);
         for (uint32_t r = 0; r < 3; r++)
-            begin_join(&j[r], &seats[r], group, 2, (who[r].rank + round % 2 * r / 2) % 2, who[r].device, 1000);
+            begin_join(&j[r], &seats[r], group, 2, (who[r].rank + round % 2 * r / 2) % 2, who[r].device, 600);
         for (uint32_t r = 0; r < 3; r++)
             pthread_join(j[r].thread, NULL);
         assert_true((j[0].code == 0) + (j[1].code == 0) + (j[2].code == 0) == 2);
