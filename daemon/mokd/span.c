@@ -237,10 +237,20 @@ struct mokd_handle mokd_storage_handle(const struct mokd_storage *storage)
     return (struct mokd_handle){ .fd = storage->fd, .fabric = storage->fabric ? storage->handle : NULL };
 }
 
+static bool is_settled(const struct mokd_span *span, uint32_t object)
+{
+    for (uint32_t i = 0; i < span->n_over && i < MOKD_SPAN_OVER; i++)
+        if (span->over[i] == object)
+            return true;
+    return false;
+}
+
 void mokd_span_settle(struct mokd_group *group, uint32_t object, bool mapped)
 {
     struct mokd_foreign *foreign = group->span ? TAILQ_FIRST(&group->span->foreign) : NULL;
 
+    if (group->span && !mapped)
+        group->span->over[group->span->n_over++ % MOKD_SPAN_OVER] = object;
     while (foreign) {
         struct mokd_foreign *next = TAILQ_NEXT(foreign, link);
         if (foreign->object == object) {
@@ -350,7 +360,7 @@ void mokd_span_handle(struct mokd_group *group, const struct mokd_foreign *what)
     struct mokd_span *span = group->span;
     struct mokd_wait *wait, *next;
 
-    if (what->rank >= group->size || find_foreign(group, what->kind, what->object, what->rank) ||
+    if (what->rank >= group->size || is_settled(span, what->object) || find_foreign(group, what->kind, what->object, what->rank) ||
         span->n_foreign >= MAX_FOREIGN)
         return;
     struct mokd_foreign *foreign = malloc(sizeof(*foreign));

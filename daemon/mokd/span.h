@@ -51,6 +51,9 @@ struct mokd_aborted {
     struct mokd_error error;
 };
 
+/* A handle that is late is so by a moment: no node begins that many calls meanwhile. */
+#define MOKD_SPAN_OVER 64u
+
 struct mokd_span {
     const struct group_roster *roster;
     bool across; /* some nodes are on different hosts: no bells, and flags on a board in device memory of rank 0 */
@@ -58,6 +61,8 @@ struct mokd_span {
     TAILQ_HEAD(, mokd_foreign) foreign;
     TAILQ_HEAD(, mokd_aborted) aborted;
     size_t n_foreign;
+    uint32_t over[MOKD_SPAN_OVER]; /* objects that were settled last: what comes of them now is late */
+    uint32_t n_over;               /* so many ever */
 };
 
 /* NULL: no memory. */

@@ -373,6 +373,25 @@ static void memory_beyond_the_limit_of_one_node_is_refused_on_all_at_once(void *
     leave_all(seats, 4);
 }
 
+/* So little memory is there at once: some nodes hand theirs over before they hear that the call is over. */
+static void handles_that_come_late_are_not_kept(void **state)
+{
+    struct rack_stack *rack = *state;
+    struct seat seats[4];
+    mok_buffer *buffers[4];
+    int before[4];
+
+    form(rack, seats, 4, "late");
+    allocate(seats, 4, LIMIT_OF_LAST - (384 << 10), 0, "", buffers);
+    for (uint32_t node = 0; node < 4; node++)
+        before[node] = stack_descriptors(rack->node[node].mokd);
+    for (int i = 0; i < 60; i++)
+        allocate(seats, 4, 1 << 19, -MOK_EQUOTA, "node n3: ", NULL);
+    for (uint32_t node = 0; node < 4; node++)
+        assert_true(stack_descriptors(rack->node[node].mokd) <= before[node] + 4);
+    leave_all(seats, 4);
+}
+
 /* Whoever comes second for a rank is refused, or waits with his own time-out, whatever the others are at. */
 static void ranks_that_race_for_a_place_end_all(void **state)
 {
@@ -424,7 +443,8 @@ int main(void)
         cmocka_unit_test(a_layer_on_which_ranks_differ_is_made_nowhere_and_the_next_one_is),
         cmocka_unit_test(memory_that_one_node_does_not_give_is_given_nowhere),
         cmocka_unit_test(memory_beyond_the_limit_of_one_node_is_refused_on_all_at_once),
-        cmocka_unit_test(ranks_that_race_for_a_place_end_all),
+        cmocka_unit_test(ranks_that_race_for_a_place_end_all), /* meanwhile what others used is known to be free again */
+        cmocka_unit_test(handles_that_come_late_are_not_kept),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
