@@ -426,7 +426,7 @@ static int set_up(void **state)
     static struct rack_stack rack;
 
     *state = &rack;
-    return rack_stack_start(&rack, &(struct rack_stack_options){ .nodes = 4, .devices = 2, .last = "[limits]\nbytes = 64M\n" });
+    return rack_stack_start(&rack, &(struct rack_stack_options){ .nodes = 4, .devices = 2, .mesh = "tenants = node\n", .last = "[limits]\nbytes = 64M\n" });
 }
 
 static int tear_down(void **state)
@@ -443,7 +443,7 @@ int main(void)
         cmocka_unit_test(a_layer_on_which_ranks_differ_is_made_nowhere_and_the_next_one_is),
         cmocka_unit_test(memory_that_one_node_does_not_give_is_given_nowhere),
         cmocka_unit_test(memory_beyond_the_limit_of_one_node_is_refused_on_all_at_once),
-        cmocka_unit_test(ranks_that_race_for_a_place_end_all), /* meanwhile what others used is known to be free again */
+        cmocka_unit_test(ranks_that_race_for_a_place_end_all),
         cmocka_unit_test(handles_that_come_late_are_not_kept),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

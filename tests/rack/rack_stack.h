@@ -18,6 +18,7 @@ struct rack_stack_options {
     unsigned gpus;         /* CUDA devices of each node; devices 0 then means 0 */
     unsigned gpu_spread;   /* GPUs that the nodes are spread over; 0: 1 */
     const char *daemon;    /* more lines of [daemon], of all nodes; may be NULL */
+    const char *mesh;      /* more lines of [rack], of all nodes; may be NULL */
     const char *extra;     /* more configuration, of all nodes; may be NULL */
     const char *last;      /* more configuration, of the last node alone; may be NULL */
 };
