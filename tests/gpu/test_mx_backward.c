@@ -94,6 +94,21 @@ static void check_layer(const char *name, const struct problem *p, const struct 
     device_group_close(&group);
 }
 
+/* Layer `i`, its tokens dealt to the ranks by chance. */
+static void check_known_layer(size_t i, uint64_t seed, const struct device_options *way)
+{
+    uint32_t tokens[DEVICE_MAX_RANKS];
+    struct rng rng = { seed };
+    char name[20];
+    struct problem p;
+
+    make(&p, i);
+    problem_cut(p.tokens, way->ranks, &rng, tokens);
+    snprintf(name, sizeof(name), "layer %zu", i);
+    check_layer(name, &p, way, tokens, 0);
+    problem_free(&p);
+}
+
 static void layers_are_within_the_bound_of_e4m3_operands(void **state)
 {
     static const struct device_options ways[] = {
@@ -104,18 +119,8 @@ static void layers_are_within_the_bound_of_e4m3_operands(void **state)
 
     (void)state;
     for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i += FEWER(1, 2))
-        for (size_t n = FEWER(0u, (i == 0 ? 2u : 0u)); n < FEWER(3u, (i == 0 ? 3u : 1u)); n++) {
-            uint32_t tokens[DEVICE_MAX_RANKS];
-            struct rng rng = { n + 1 };
-            char name[20];
-            struct problem p;
-
-            make(&p, i);
-            problem_cut(p.tokens, ways[n].ranks, &rng, tokens);
-            snprintf(name, sizeof(name), "layer %zu", i);
-            check_layer(name, &p, &ways[n], tokens, 0);
-            problem_free(&p);
-        }
+        for (size_t n = FEWER(0u, (i == 0 ? 2u : 0u)); n < FEWER(3u, (i == 0 ? 3u : 1u)); n++)
+            check_known_layer(i, n + 1, &ways[n]);
 }
 
 /* Tiles' scales differ from those of the rows that a reference has: weights are made so that both are the same. */
@@ -424,18 +429,8 @@ static void mxfp8_weight_gradients_are_within_their_bound(void **state)
     if (MX_SCALE != 128)
         skip();
     for (size_t i = FEWER(0, 2); i < sizeof(layers) / sizeof(layers[0]); i += FEWER(1, 2))
-        for (size_t n = FEWER(0u, 1u); n < FEWER(3u, 2u); n++) {
-            uint32_t tokens[DEVICE_MAX_RANKS];
-            struct rng rng = { n + 1 };
-            char name[20];
-            struct problem p;
-
-            make(&p, i);
-            problem_cut(p.tokens, ways[n].ranks, &rng, tokens);
-            snprintf(name, sizeof(name), "layer %zu", i);
-            check_layer(name, &p, &ways[n], tokens, 0);
-            problem_free(&p);
-        }
+        for (size_t n = FEWER(0u, 1u); n < FEWER(3u, 2u); n++)
+            check_known_layer(i, n + 1, &ways[n]);
 }
 
 static void mxfp8_weight_gradients_are_added_to_what_is_stored(void **state)

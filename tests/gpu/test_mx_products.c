@@ -394,6 +394,27 @@ static void check_wgrad(const char *what, const struct layer *l, const float *gr
     free(want);
 }
 
+/* FP64 values of what weight gradients are products of; all of one layer's rows. */
+struct wgrad_operands {
+    double *x, *g, *d_a, *d_b, *weighted;
+};
+
+/* All three; frees the operands. x and g may lie in the order of tokens. */
+static void check_wgrads(const struct layer *l, struct wgrad_operands *o, bool of_token, double bound)
+{
+    const struct mok_expert_params *params = &l->group.args[0].params;
+    const uint64_t H = l->p.hidden, I = l->p.intermediate;
+
+    check_wgrad("gradient of gate", l, params->d_gate, o->d_a, I, false, o->x, H, of_token, bound);
+    check_wgrad("gradient of up", l, params->d_up, o->d_b, I, false, o->x, H, of_token, bound);
+    check_wgrad("gradient of down", l, params->d_down, o->g, H, of_token, o->weighted, I, false, bound);
+    free(o->x);
+    free(o->g);
+    free(o->d_a);
+    free(o->d_b);
+    free(o->weighted);
+}
+
 /* Runs MAIN of a forward and a backward, and knows then whose rows are whose; forward's h too, if it is wanted. */
 static void run_layer(struct layer *l, double **ret_h)
 {
@@ -419,25 +440,16 @@ static void products_are_exact_but_for_accumulation(void **state)
     (void)state;
     open_layer(&l, false);
     run_layer(&l, &h);
-    const uint64_t H = l.p.hidden, I = l.p.intermediate;
-    const struct mok_expert_params *params = &l.group.args[0].params;
     if (MX_SCALE == 32)
         take_turned(&l);
-    double *x = quantised_rows(&l, false), *g = quantised_rows(&l, true);
-    double *d_a = inner_rows(&l, l.layout.d_a_code, l.layout.d_a_scale);
-    double *d_b = inner_rows(&l, l.layout.d_b_code, l.layout.d_b_scale);
-    double *weighted = of_bf16(own(&l) + l.layout.h_wide, l.rows * I);
-    check_d_hidden(&l, g, h);
-    check_d_input(&l, d_a, d_b);
-    check_wgrad("gradient of gate", &l, params->d_gate, d_a, I, false, x, H, true, BF16_BOUND);
-    check_wgrad("gradient of up", &l, params->d_up, d_b, I, false, x, H, true, BF16_BOUND);
-    check_wgrad("gradient of down", &l, params->d_down, g, H, true, weighted, I, false, BF16_BOUND);
+    struct wgrad_operands o = { .x = quantised_rows(&l, false), .g = quantised_rows(&l, true) };
+    o.d_a = inner_rows(&l, l.layout.d_a_code, l.layout.d_a_scale);
+    o.d_b = inner_rows(&l, l.layout.d_b_code, l.layout.d_b_scale);
+    o.weighted = of_bf16(own(&l) + l.layout.h_wide, l.rows * l.p.intermediate);
+    check_d_hidden(&l, o.g, h);
+    check_d_input(&l, o.d_a, o.d_b);
+    check_wgrads(&l, &o, true, BF16_BOUND);
     free(h);
-    free(x);
-    free(g);
-    free(d_a);
-    free(d_b);
-    free(weighted);
     close_layer(&l);
 }
 
@@ -522,21 +534,12 @@ static void mxfp8_weight_gradients_are_products_of_turned_rows(void **state)
         skip();
     open_layer(&l, true);
     run_layer(&l, &h);
-    const uint64_t H = l.p.hidden, I = l.p.intermediate;
-    const struct mok_expert_params *params = &l.group.args[0].params;
-    double *x = outer_operand(&l, false), *g = outer_operand(&l, true);
-    double *d_a = inner_operand(&l, MOK_TOKENWISE_D_A, l.layout.d_a_code, l.layout.d_a_scale);
-    double *d_b = inner_operand(&l, MOK_TOKENWISE_D_B, l.layout.d_b_code, l.layout.d_b_scale);
-    double *weighted = inner_operand(&l, MOK_TOKENWISE_H, l.layout.h, l.layout.h_scale);
-    check_wgrad("gradient of gate", &l, params->d_gate, d_a, I, false, x, H, false, E4M3_BOUND);
-    check_wgrad("gradient of up", &l, params->d_up, d_b, I, false, x, H, false, E4M3_BOUND);
-    check_wgrad("gradient of down", &l, params->d_down, g, H, false, weighted, I, false, E4M3_BOUND);
+    struct wgrad_operands o = { .x = outer_operand(&l, false), .g = outer_operand(&l, true) };
+    o.d_a = inner_operand(&l, MOK_TOKENWISE_D_A, l.layout.d_a_code, l.layout.d_a_scale);
+    o.d_b = inner_operand(&l, MOK_TOKENWISE_D_B, l.layout.d_b_code, l.layout.d_b_scale);
+    o.weighted = inner_operand(&l, MOK_TOKENWISE_H, l.layout.h, l.layout.h_scale);
+    check_wgrads(&l, &o, false, E4M3_BOUND);
     free(h);
-    free(x);
-    free(g);
-    free(d_a);
-    free(d_b);
-    free(weighted);
     close_layer(&l);
 }
 
