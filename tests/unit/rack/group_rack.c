@@ -122,7 +122,8 @@ static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
 
     ret[0] = '\0';
     for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
-        if (at->node.peer[node].known && !at->node.peer[node].up && (!name || strcmp(name, at->node.peer[node].name) == 0))
+        if (at->node.peer[node].known && !at->node.peer[node].up &&
+            (!name || strcmp(name, at->node.peer[node].name) == 0))
             snprintf(ret, size, name ? "lost%.0s" : "node %s (lost)", at->node.peer[node].name);
 }
 
@@ -331,4 +332,26 @@ void rack_forget_notes(struct rack *rack)
 {
     for (uint32_t node = 0; node < rack->size; node++)
         rack->node[node].n_notes = 0;
+}
+
+/* ------------------------------------------------------------------ what is expected */
+
+void rack_expect_text(const struct note *note, int code, const char *part)
+{
+    assert_non_null(note);
+    assert_int_equal(note->error.code, code);
+    if (!strstr(note->error.text, part))
+        fail_msg("\"%s\" does not say \"%s\"", note->error.text, part);
+}
+
+void rack_forget(struct rack *rack, uint32_t group)
+{
+    for (uint32_t node = 0; node < rack->size; node++)
+        group_node_forget(&rack->node[node].node, group);
+}
+
+void rack_expect_nothing_left(struct rack *rack)
+{
+    for (uint32_t node = 0; node < rack->size; node++)
+        assert_int_equal(group_node_count(&rack->node[node].node), 0);
 }

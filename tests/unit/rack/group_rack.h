@@ -97,4 +97,10 @@ const struct note *rack_note(const struct rack *rack, uint32_t node, enum note_k
                              uint64_t index);
 void rack_forget_notes(struct rack *rack);
 
+/* A refusal, an end or a verdict of this code, whose sentence says `part`. */
+void rack_expect_text(const struct note *note, int code, const char *part);
+/* All nodes let go of a group. */
+void rack_forget(struct rack *rack, uint32_t group);
+void rack_expect_nothing_left(struct rack *rack);
+
 #endif
