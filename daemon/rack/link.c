@@ -164,6 +164,14 @@ static void purge(struct rack_link *link, uint32_t slot, struct rack_ops *spared
 }
 
 /* Flags, since taking something away must not fail for want of memory; the thread looks at them before the rest. */
+void rack_link_bar(struct rack_link *link, uint32_t slot)
+{
+    pthread_mutex_lock(&link->mutex);
+    link->bar[slot] = true;
+    kick(link);
+    pthread_mutex_unlock(&link->mutex);
+}
+
 void rack_link_remove(struct rack_link *link, uint32_t slot)
 {
     pthread_mutex_lock(&link->mutex);

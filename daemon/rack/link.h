@@ -66,6 +66,8 @@ void rack_link_stop(struct rack_link *link); /* ends the thread and frees; NULL 
 /* A peer: its key may connect from now on, and we connect to it. -MOK_ENOMEM. */
 int rack_link_add(struct rack_link *link, uint32_t slot, uint32_t serial, const char *address,
                   const uint8_t public_key[static RACK_KEY_BYTES]);
+/* Its key gets in no more, from before anything that is sent to it from now on; how it is connected stays. */
+void rack_link_bar(struct rack_link *link, uint32_t slot);
 /* What has been sent to it by now is given RACK_GOODBYE_MS to get away; nobody waits for that. */
 void rack_link_remove(struct rack_link *link, uint32_t slot);
 /* What has been sent by now is given RACK_GOODBYE_MS to get away when the link stops; else it is dropped. */

@@ -40,6 +40,7 @@ void rack_items_clear(struct rack_items *items);
 /* The thread's side of a peer. */
 struct rack_connection {
     bool used;
+    bool barred; /* its key gets in no more */
     uint32_t slot, serial;
     char endpoint[RACK_MAX_ADDRESS + 8];
     uint8_t public_key[RACK_KEY_BYTES];
@@ -78,7 +79,7 @@ struct rack_link {
     struct rack_items inbox;
     struct rack_load load[RACK_MAX_NODES];
     struct rack_link_stats stats;
-    bool reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
+    bool bar[RACK_MAX_NODES], reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
     struct rack_ops last_words[RACK_MAX_NODES]; /* to who is to be removed */
     bool kicked, woken, inbox_full, leave, stop;
     uint64_t rounds; /* turns of the thread; written by it alone, read without the mutex */

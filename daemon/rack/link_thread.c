@@ -148,18 +148,26 @@ static void part(struct rack_link *link, struct rack_connection *connection, str
     rack_connection_linger(connection, RACK_GOODBYE_MS);
 }
 
-static void run_flags(struct rack_link *link, const bool *reset, const bool *removed, struct rack_ops *last_words)
+/* What the loop has asked of each peer by a flag. */
+struct flags {
+    bool bar[RACK_MAX_NODES], reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
+    struct rack_ops last_words[RACK_MAX_NODES];
+};
+
+static void run_flags(struct rack_link *link, struct flags *flags)
 {
     for (uint32_t slot = 0; slot < RACK_MAX_NODES; slot++) {
         struct rack_connection *connection = &link->connections[slot];
         struct relief relief = { 0 };
-        if (removed[slot])
-            part(link, connection, &last_words[slot]);
-        if (!connection->used || !(reset[slot] || removed[slot]))
+        bool removed = flags->remove[slot];
+        connection->barred |= flags->bar[slot];
+        if (removed)
+            part(link, connection, &flags->last_words[slot]);
+        if (!connection->used || !(flags->reset[slot] || removed))
             continue;
         drop_queue(connection, &relief);
         relieve(link, slot, relief);
-        if (removed[slot]) {
+        if (removed) {
             rack_connection_close(connection);
             connection->used = false;
         } else {
@@ -168,11 +176,23 @@ static void run_flags(struct rack_link *link, const bool *reset, const bool *rem
     }
 }
 
+/* With the mutex held. */
+static void take_flags(struct rack_link *link, struct flags *ret)
+{
+    memcpy(ret->bar, link->bar, sizeof(ret->bar));
+    memcpy(ret->reset, link->reset, sizeof(ret->reset));
+    memcpy(ret->remove, link->remove, sizeof(ret->remove));
+    memcpy(ret->last_words, link->last_words, sizeof(ret->last_words));
+    memset(link->bar, 0, sizeof(link->bar));
+    memset(link->reset, 0, sizeof(link->reset));
+    memset(link->remove, 0, sizeof(link->remove));
+    memset(link->last_words, 0, sizeof(link->last_words));
+}
+
 /* False: the thread is to end. */
 static bool take_ops(struct rack_link *link)
 {
-    bool reset[RACK_MAX_NODES], removed[RACK_MAX_NODES];
-    struct rack_ops last_words[RACK_MAX_NODES];
+    struct flags flags;
     uint64_t count;
 
     ssize_t n = read(link->kick, &count, sizeof(count));
@@ -180,16 +200,11 @@ static bool take_ops(struct rack_link *link)
     pthread_mutex_lock(&link->mutex);
     struct rack_ops ops = link->ops;
     link->ops = (struct rack_ops){ 0 };
-    memcpy(reset, link->reset, sizeof(reset));
-    memcpy(removed, link->remove, sizeof(removed));
-    memcpy(last_words, link->last_words, sizeof(last_words));
-    memset(link->last_words, 0, sizeof(link->last_words));
-    memset(link->reset, 0, sizeof(link->reset));
-    memset(link->remove, 0, sizeof(link->remove));
+    take_flags(link, &flags);
     link->kicked = false;
     bool stop = link->stop;
     pthread_mutex_unlock(&link->mutex);
-    run_flags(link, reset, removed, last_words);
+    run_flags(link, &flags);
     for (struct rack_op *op; (op = rack_ops_pop(&ops));)
         run_op(link, op);
     return !stop;
@@ -215,7 +230,8 @@ static bool is_allowed(void *cookie, const uint8_t public_key[static RACK_KEY_BY
     char user_id[RACK_USER_ID_MAX];
 
     mok_rack_key_text(public_key, user_id);
-    return find_user(cookie, user_id) != NULL;
+    const struct rack_connection *connection = find_user(cookie, user_id);
+    return connection && !connection->barred;
 }
 
 static void serve_zap(struct rack_link *link, uint64_t now_ns)

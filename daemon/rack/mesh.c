@@ -308,6 +308,7 @@ static void remove_node(struct rack *rack, uint32_t index)
     enum rack_state before = slot->peer.state;
     char reason[RACK_MAX_TEXT];
 
+    rack_link_bar(rack->link, index); /* who hears the goodbye connects anew at once: in vain */
     say_goodbye(rack, index, MOK__GOODBYE_REASON__GOODBYE_REMOVED);
     rack_goodbye_text(MOK__GOODBYE_REASON__GOODBYE_REMOVED, rack->self.name, slot->peer.name, reason);
     rack_peer_lose(&slot->peer, reason);

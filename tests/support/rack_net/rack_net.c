@@ -77,9 +77,20 @@ static void on_removed(void *cookie, uint32_t from)
     node->removed++;
 }
 
+static void on_goodbye(void *cookie, uint32_t to, Mok__GoodbyeReason reason)
+{
+    const struct rack_net_node *node = cookie;
+
+    (void)to;
+    (void)reason;
+    if (node->has_said_goodbye)
+        node->has_said_goodbye();
+}
+
 static const struct rack_handlers handlers = {
     .message = on_message,
     .state = on_state,
+    .goodbye = on_goodbye,
     .drained = on_drained,
     .added = on_added,
     .removed = on_removed,

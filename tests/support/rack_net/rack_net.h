@@ -18,6 +18,7 @@ struct rack_net_node {
     struct rack_config config;
     struct rack_node_config inventory[RACK_NET_MAX]; /* this node's own; config refers to it */
     uint8_t boot_id[RACK_BOOT_BYTES];
+    void (*has_said_goodbye)(void); /* called at once; NULL is fine */
     /* What was called back. */
     uint64_t messages, last_number;
     bool out_of_order; /* pings have the numbers 1, 2, 3 ... since it was up */

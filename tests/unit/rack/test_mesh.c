@@ -224,6 +224,13 @@ static bool both_are_up_by_two_loops(struct rack_net *it)
     return rack_net_all_up(it);
 }
 
+static void close_second_loop(void)
+{
+    rack_net_stop(&net, 1);
+    uv_run(&second_loop, UV_RUN_DEFAULT);
+    assert_int_equal(uv_loop_close(&second_loop), 0);
+}
+
 static void a_node_whose_loop_hangs_is_lost_and_comes_back(void **state)
 {
     (void)state;
@@ -235,9 +242,7 @@ static void a_node_whose_loop_hangs_is_lost_and_comes_back(void **state)
     rack_net_until(&net, zero_has_lost_one, "a node whose loop hangs is not noticed");
     rack_net_until(&net, both_are_up_by_two_loops, "the node does not come back");
     assert_true(net.node[1].losses > 0); /* it learns that it was lost */
-    rack_net_stop(&net, 1);
-    uv_run(&second_loop, UV_RUN_DEFAULT);
-    assert_int_equal(uv_loop_close(&second_loop), 0);
+    close_second_loop();
 }
 
 static bool zero_and_one_are_up(struct rack_net *it)
@@ -292,6 +297,37 @@ static void a_reload_adds_and_removes_nodes(void **state)
     rack_net_until(&net, one_is_refused, "who is removed does not say that its key is refused");
     assert_int_equal(rack_net_info(&net, 0, 2).state, RACK_UP);
     assert_int_equal(rack_net_ping(&net, 0, 2, 1, 3, 0), 0);
+}
+
+/* The second node hears the goodbye and connects anew, before the first has gone on. */
+static void let_the_second_call_again(void)
+{
+    for (unsigned i = 0; i < 400 && !one_is_refused(&net); i++) {
+        uv_run(&second_loop, UV_RUN_NOWAIT);
+        usleep(1000);
+    }
+}
+
+static bool one_is_refused_by_two_loops(struct rack_net *it)
+{
+    uv_run(&second_loop, UV_RUN_NOWAIT);
+    return one_is_refused(it);
+}
+
+static void a_removed_node_that_calls_again_at_once_is_refused(void **state)
+{
+    char text[RACK_MAX_TEXT];
+
+    (void)state;
+    uv_loop_init(&second_loop);
+    net.node[1].loop = &second_loop;
+    rack_net_start_all(&net);
+    rack_net_until(&net, both_are_up_by_two_loops, "not up");
+    net.node[0].has_said_goodbye = let_the_second_call_again;
+    net.node[0].config.n_nodes = 1;
+    assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
+    rack_net_until_for(&net, one_is_refused_by_two_loops, 20, "who is removed gets in once more");
+    close_second_loop();
 }
 
 /* Sockets whose connections fail are closed while libzmq has something to tell about them. */
@@ -575,6 +611,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_silent_peer_is_suspected_then_lost, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_node_whose_loop_hangs_is_lost_and_comes_back, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_reload_adds_and_removes_nodes, open_three, close_net),
+        cmocka_unit_test_setup_teardown(a_removed_node_that_calls_again_at_once_is_refused, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_dead_node_that_comes_and_goes_in_the_inventory_stalls_nobody, open_three,
                                         close_net),
         cmocka_unit_test_setup_teardown(what_a_removed_node_sends_is_dropped_unread, open_two, close_net),
