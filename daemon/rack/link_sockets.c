@@ -299,6 +299,7 @@ static const char *take_event(struct rack_connection *connection, uint16_t event
     case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
         connection->connected = true;
         connection->backoff_ms = 0;
+        connection->error[0] = '\0'; /* the next one is news, whatever it is */
         return NULL;
     case ZMQ_EVENT_DISCONNECTED:
         connection->connected = false;
