@@ -294,6 +294,12 @@ static void op_layer_gone(void *cookie, uint32_t id, uint32_t layer, uint32_t ra
         mokd_layer_part_gone_elsewhere(group, layer, rank);
 }
 
+static void op_apart(void *cookie, char *ret, size_t size)
+{
+    struct mokd_rack_groups *groups = cookie;
+    mokd_rack_apart(groups->server, ret, size);
+}
+
 static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
 {
     struct mokd_rack_groups *groups = cookie;
@@ -317,6 +323,7 @@ static const struct group_ops operations = {
     .dropped = op_dropped,
     .layer_gone = op_layer_gone,
     .unreached = op_unreached,
+    .apart = op_apart,
     .id_is_taken = op_id_is_taken,
 };
 

@@ -84,11 +84,10 @@ struct group_ops {
     void (*drop)(void *cookie, uint32_t node, uint64_t request, uint32_t group, uint32_t rank, uint32_t buffer);
     void (*dropped)(void *cookie, uint32_t node, uint64_t request);
     void (*layer_gone)(void *cookie, uint32_t group, uint32_t layer, uint32_t rank);
-    /*
-     * Why this node does not reach another: "lost: not heard for 900 ms". Without a name: all that it does not reach,
-     * each with the reason, "": none.
-     */
+    /* Why this node does not reach another: "lost: not heard for 900 ms". */
     void (*unreached)(void *cookie, const char *name, char *ret, size_t size);
+    /* Why ranks elsewhere may meet at another home: "node a does not reach node b (lost)"; "": none is known. */
+    void (*apart)(void *cookie, char *ret, size_t size);
     /* Whether this node has an object of that id. */
     bool (*id_is_taken)(void *cookie, uint32_t id);
 };

@@ -153,7 +153,8 @@ typedef struct mok_group_options {
  * Joins; collective, in any order of arrival. Sleeps until all ranks have joined.
  * Errors: MOK_ENAME; MOK_ERANGE ranks, device; MOK_ERANK rank outside 0..ranks-1 or taken; MOK_EMISMATCH ranks differ
  * on the size; MOK_EBUSY the device has a rank of this group already; MOK_EEXIST this session is a rank of it already;
- * MOK_ETIMEDOUT (the sentence names the missing ranks, and nodes that this one does not reach, with the reason);
+ * MOK_ETIMEDOUT (the sentence names the missing ranks, nodes that this one does not reach, with the reason, and a node
+ * whose inventory is another one);
  * MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE; MOK_EACCESS not a device for this user, or not for him alone; MOK_EDRAIN;
  * MOK_EEXCLUSIVE another group has the device alone, or others use what this one wants alone.
  * Between nodes a rank of a group that stands is taken at every node; at one that has no rank of it, that is said half a
