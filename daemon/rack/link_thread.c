@@ -247,9 +247,11 @@ static void serve_zap(struct rack_link *link, uint64_t now_ns)
 {
     size_t refused = rack_zap_serve(link->zap, is_allowed, link, link->refused_from);
 
+    if (refused == 0)
+        return;
     link->refused += refused;
-    if (refused > 0)
-        link->refused_ns = now_ns;
+    link->refused_ns = now_ns;
+    rack_lately_add(&link->refused_lately, refused, now_ns);
 }
 
 static void malformed(struct rack_link *link, const struct rack_connection *connection)
@@ -378,6 +380,7 @@ static bool hand_over(struct rack_link *link)
     bool room = !link->inbox_full;
     link->stats.refused = link->refused;
     link->stats.refused_ns = link->refused_ns;
+    link->stats.refused_lately = link->refused_lately;
     memcpy(link->stats.refused_from, link->refused_from, sizeof(link->refused_from));
     link->stats.unknown = link->unknown;
     link->stats.connections = link->inbound;

@@ -15,6 +15,7 @@
 #include "rack/frame.h"
 #include "rack/gate.h"
 #include "rack/inventory.h"
+#include "rack/lately.h"
 #include "rack/link.h"
 #include "rack/zap.h"
 #include "rack_key.h"
@@ -428,6 +429,27 @@ static void the_gate_knows_ipv6(void **state)
     rack_gate_close(&gate);
 }
 
+/* ------------------------------------------------------------------ how often of late */
+
+static void what_is_five_minutes_old_counts_no_more(void **state)
+{
+    const uint64_t second = 1000000000, begin = 86400 * second;
+    struct rack_lately lately = { 0 };
+
+    (void)state;
+    assert_int_equal(rack_lately_count(&lately, begin), 0);
+    rack_lately_add(&lately, 3, begin);
+    rack_lately_add(&lately, 1, begin + second);
+    rack_lately_add(&lately, 2, begin + 100 * second);
+    assert_int_equal(rack_lately_count(&lately, begin + 100 * second), 6);
+    assert_int_equal(rack_lately_count(&lately, begin + 280 * second), 6);
+    assert_int_equal(rack_lately_count(&lately, begin + 301 * second), 2);
+    rack_lately_add(&lately, 5, begin + 301 * second); /* where the first ones were */
+    assert_int_equal(rack_lately_count(&lately, begin + 301 * second), 7);
+    assert_int_equal(rack_lately_count(&lately, begin + 402 * second), 5);
+    assert_int_equal(rack_lately_count(&lately, begin + 86400 * second), 0);
+}
+
 /* ------------------------------------------------------------------ what waits for a peer */
 
 #define SLOT 5u
@@ -639,6 +661,7 @@ int main(void)
         cmocka_unit_test(only_keys_of_the_inventory_get_in),
         cmocka_unit_test(the_gate_lets_in_whom_it_is_told_to),
         cmocka_unit_test(the_gate_knows_ipv6),
+        cmocka_unit_test(what_is_five_minutes_old_counts_no_more),
         cmocka_unit_test_setup_teardown(what_waited_for_who_had_a_slot_takes_no_room_from_the_next, start_link,
                                         stop_link),
         cmocka_unit_test_setup_teardown(what_is_sent_to_a_slot_of_nobody_takes_no_room_from_the_next, start_link,
