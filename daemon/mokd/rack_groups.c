@@ -50,6 +50,11 @@ const char *mokd_rack_name(const struct mokd_server *server, uint32_t node)
     return server->rack_groups ? group_node_name(&server->rack_groups->node, node) : "";
 }
 
+const struct group_node *mokd_rack_node(const struct mokd_server *server)
+{
+    return server->rack_groups ? &server->rack_groups->node : NULL;
+}
+
 const char *mokd_rack_own_name(const struct mokd_server *server)
 {
     return server->rack_groups ? mokd_rack_name(server, server->rack_groups->node.self) : "";

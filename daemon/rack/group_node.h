@@ -180,6 +180,21 @@ bool group_handle_is_sound(const Mok__Handle *handle);
 /* The node where the joins of a name meet, of those that are up. */
 uint32_t group_node_home(const struct group_node *node, uint32_t uid, const char *name);
 
+/* ------------------------------------------------------------------ what meets here, for people to look at */
+
+struct group_gathering {
+    const struct group_meeting *meeting;
+    const char *name;
+    uint32_t uid, size, joined;
+};
+/* Of a name whose home is this node, until all its ranks have come. False: none. Valid until the node is called. */
+bool group_gathering_find(const struct group_node *node, uint32_t uid, const char *name, struct group_gathering *ret);
+/* The one behind `gathering`, or with meeting NULL the first. False: that was the last. */
+bool group_gathering_next(const struct group_node *node, struct group_gathering *gathering);
+/* False: this rank has not come. */
+bool group_gathering_rank(const struct group_gathering *gathering, uint32_t rank, uint32_t *ret_node,
+                          uint32_t *ret_device, uint64_t *ret_session);
+
 /* How many objects it holds: for tests that look for growth. */
 size_t group_node_count(const struct group_node *node);
 
