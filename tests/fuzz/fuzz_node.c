@@ -317,6 +317,7 @@ static void request(struct world *w, struct input *in)
     Mok__BufferAlloc alloc = MOK__BUFFER_ALLOC__INIT;
     Mok__BufferFree release = MOK__BUFFER_FREE__INIT;
     Mok__Drain drain = MOK__DRAIN__INIT;
+    Mok__StatusQuery look = MOK__STATUS_QUERY__INIT;
 
     if (!session)
         return;
@@ -353,6 +354,11 @@ static void request(struct world *w, struct input *in)
         release.buffer = TAILQ_EMPTY(&session->buffers) ? more : TAILQ_FIRST(&session->buffers)->id;
         break;
     default:
+        if (more & 8) {
+            message.body_case = MOK__REQUEST__BODY_STATUS_QUERY;
+            message.status_query = &look;
+            break;
+        }
         message.body_case = MOK__REQUEST__BODY_DRAIN_ON;
         message.drain_on = &drain;
         drain.on = (char *)(more & 1 ? "a" : "c");
