@@ -157,8 +157,15 @@ typedef struct mok_group_options {
  * whose inventory is another one);
  * MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE; MOK_EACCESS not a device for this user, or not for him alone; MOK_EDRAIN;
  * MOK_EEXCLUSIVE another group has the device alone, or others use what this one wants alone.
- * Between nodes a rank of a group that stands is taken at every node; at one that has no rank of it, that is said half a
- * second later. Where nodes have lost sight of each other the rank may wait for others instead: set timeout_ms.
+ * Groups of one name: names are a user's own. A join that returns 0 is in one group, which all its ranks have joined,
+ * each once, or which ends for all of them (MOK_EPEER); two groups of a name never mix. At one mokd there is one at a
+ * time; the name of one that has failed is free. Between nodes a rank of a group that stands is taken at every node; at
+ * one that has no rank of it, that is said half a second later. While all nodes see each other, none comes or goes, and
+ * their inventories are the same, one group over several nodes has the name, and of two ranks of one number the second
+ * is refused. But a node at which all ranks of a group come together, within that half second, forms it without the
+ * word of others: ranks that race at several nodes may make a group at each, beside one over nodes. And nodes that do
+ * not see each other, or differ on who is there, may make one each, or a rank waits for others in vain: set timeout_ms.
+ * A job that may be started twice wants another name each time. (ABI.md, section 15, says how names are kept.)
  */
 int mok_group_join(mok_session *session, const mok_group_options *options, mok_group **ret_group);
 /**
