@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "mok/types.h"
+#include "plain.h"
 
 static const char *const verdicts[] = {
     [DOCTOR_OK] = "ok", [DOCTOR_NONE] = "-", [DOCTOR_WARN] = "warn", [DOCTOR_FAIL] = "FAIL"
@@ -225,9 +226,7 @@ static void print(const struct doctor *doctor)
         const struct doctor_finding *finding = &doctor->finding[i];
         char clean[sizeof(finding->text)];
         snprintf(clean, sizeof(clean), "%s", finding->text);
-        for (char *c = clean; *c; c++) /* a terminal must not be told what to do by a name */
-            if ((unsigned char)*c < 0x20 || *c == 0x7f)
-                *c = '?';
+        mok_plain_text(clean, ""); /* one line */
         printf("%-5s %-12s %s\n", verdicts[finding->verdict], finding->name, clean);
         if (finding->remedy[0])
             printf("                   -> %s\n", finding->remedy);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mokd's status for people: one table a kind of thing, columns as wide as what is in them. */
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -12,6 +11,7 @@
 #include "mok/types.h"
 #include "mokctl.h"
 #include "names.h"
+#include "plain.h"
 #include "table.h"
 #include "util.h"
 
@@ -41,11 +41,8 @@ void table_put(struct table *table, const char *format, ...)
         text = NULL;
     }
     va_end(arguments);
-    /* A terminal must not be told what to do by a name. */
-    for (char *c = text; c && *c; c++) {
-        if (iscntrl((unsigned char)*c))
-            *c = '?';
-    }
+    if (text)
+        mok_plain_text(text, ""); /* one line */
     table->cell[table->cells++] = text;
 }
 

@@ -15,6 +15,7 @@
 #include "error.h"
 #include "fork.h"
 #include "names.h"
+#include "plain.h"
 
 /* How long who replaces a connection waits for others to be done with the lost one. */
 #define SETTLE_NS UINT64_C(1000000000)
@@ -340,6 +341,7 @@ static int read_one(struct control *control)
     int r = mok_wire_recv_lossy(control->fd, &mok__reply__descriptor, &message, &fds);
     if (r <= 0)
         return r;
+    mok_plain_message(message); /* a terminal must not be told what to do by a name */
     deliver(control, (Mok__Reply *)message, &fds, r == 2);
     return 1;
 }

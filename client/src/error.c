@@ -7,6 +7,7 @@
 
 #include "mok/mok.h"
 #include "names.h"
+#include "plain.h"
 
 static _Thread_local char sentence[640];
 
@@ -31,6 +32,7 @@ int client_fail_text(int code, const char *text)
         text = mok_error_text(code);
     if (text != sentence)
         snprintf(sentence, sizeof(sentence), "%s", text);
+    mok_plain_text(sentence, ""); /* one line */
     return negative(code);
 }
 

@@ -15,6 +15,7 @@
 
 #include "message_ids.h"
 #include "mok/types.h"
+#include "plain.h"
 
 #define LINE_MAX_BYTES 2048
 #define MAX_FIELDS 24
@@ -191,12 +192,12 @@ const char *mok_log_text(char *buffer, size_t size, const char *text)
     size_t used = 0;
 
     for (; *text && used + 1 < size; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c == '"')
+        if (*text == '"')
             buffer[used++] = '\'';
         else
-            buffer[used++] = c < 0x20 || c == 0x7f || c == '\\' ? '?' : (char)c;
+            buffer[used++] = *text == '\\' ? '?' : *text;
     }
     buffer[used] = '\0';
+    mok_plain_text(buffer, "");
     return buffer;
 }

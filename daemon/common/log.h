@@ -41,7 +41,7 @@ typedef void (*mok_log_observer)(enum mok_log_level level, const char *component
                                  const char *fields);
 void mok_log_observe(mok_log_observer observer);
 
-/* A copy of foreign text without quotes, backslashes and control characters; cut to the buffer. Returns `buffer`. */
+/* A copy of foreign text without quotes, backslashes and what plain.h takes out; cut to the buffer. Returns `buffer`. */
 const char *mok_log_text(char *buffer, size_t size, const char *text);
 
 #endif

@@ -434,6 +434,8 @@ static bool answer(struct fake_connection *c, const Mok__Request *request, enum 
         d.reply.body_case = MOK__REPLY__BODY__NOT_SET;
         d.count = 0;
     }
+    if (how == FAKE_ESCAPES)
+        d.hello.daemon_version = d.status.version = d.layer_info.group_name = (char *)FAKE_ESCAPED;
     if (how == FAKE_EMPTY)
         d.reply.body_case = MOK__REPLY__BODY__NOT_SET;
     if (how == FAKE_FEWER_FDS)

@@ -19,6 +19,9 @@
 #define FAKE_LAYER_FULL 8192u /* bytes of a context */
 #define FAKE_LAYER_RECOMPUTE 4096u
 /* What it says of every layer's plan. */
+/* The second one is U+009B, which begins an escape sequence too. */
+#define FAKE_ESCAPED "9.9.9\x1b[31m\xc2\x9b" "32m\xff"
+
 #define FAKE_PLAN "units = 1 (the only one)\nring_bytes = 9007199254740993 (as asked; it is (so to say) long)\n"
 
 enum fake_answer {
@@ -31,6 +34,7 @@ enum fake_answer {
     FAKE_FEWER_FDS, /* one descriptor fewer than due */
     FAKE_MORE_FDS,  /* one more */
     FAKE_SMALL_FD,  /* the memory is smaller than due */
+    FAKE_ESCAPES,   /* with texts that would command a terminal */
     FAKE_HANG_UP,   /* closes instead of answering */
 };
 

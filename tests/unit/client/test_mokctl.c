@@ -95,6 +95,20 @@ static void a_name_cannot_talk_to_the_terminal(void **state)
     assert_says("train?[31m");
 }
 
+static void no_text_of_mokd_can_talk_to_the_terminal(void **state)
+{
+    static const char *const commands[] = { "status", "layers", "version", "status --json" };
+    (void)state;
+    fake_set(&fake, REQUEST(HELLO), FAKE_ESCAPES);
+    fake_set(&fake, REQUEST(STATUS_QUERY), FAKE_ESCAPES);
+    for (size_t i = 0; i < ARRAY_SIZE(commands); i++) {
+        assert_int_equal(mokctl(commands[i]), 0);
+        assert_says("9.9.9?[31m??32m?");
+        assert_null(strchr(output, 0x1b));
+        assert_null(strchr(output, 0x9b));
+    }
+}
+
 static void json_is_one_object_with_exact_numbers(void **state)
 {
     static const char *const commands[] = { "status --json", "--json devices", "jobs --json",
@@ -309,6 +323,7 @@ int main(void)
         TEST(each_command_prints_its_table_and_exits_with_0),
         TEST(it_observes_and_opens_no_session),
         TEST(a_name_cannot_talk_to_the_terminal),
+        TEST(no_text_of_mokd_can_talk_to_the_terminal),
         TEST(json_is_one_object_with_exact_numbers),
         TEST(the_layers_in_json_have_their_shape_and_exact_bytes),
         TEST(the_plan_of_a_layer_is_mokd_s_lines),

@@ -102,6 +102,7 @@ static void foreign_text_cannot_break_the_line(void **state)
 
     (void)state;
     assert_string_equal(mok_log_text(buffer, sizeof(buffer), "a\"b\nc\\d\x7f"), "a'b?c?d?");
+    assert_string_equal(mok_log_text(buffer, sizeof(buffer), "\xc2\x9b" "31m\xff"), "??31m?"); /* U+009B is an escape */
     assert_string_equal(mok_log_text(buffer, 4, "abcdef"), "abc");
     assert_string_equal(mok_log_text(buffer, sizeof(buffer), ""), "");
 }
