@@ -120,15 +120,19 @@ static void taken(uv_work_t *work, int status)
     }
     if (reload->server->service)
         mokd_service_reloaded(reload->server->service, reload->first);
+    if (reload->server->reload_again && !reload->server->stopping)
+        mokd_reload(reload->server);
     free(reload);
 }
 
 void mokd_reload(struct mokd_server *server)
 {
-    struct reload *reload = server->reloading ? NULL : calloc(1, sizeof(*reload));
-
+    server->reload_again = server->reloading;
+    if (server->reloading)
+        return;
+    struct reload *reload = calloc(1, sizeof(*reload));
     if (!reload) {
-        mok_log(MOK_LOG_WARNING, "config", "not reloaded: busy with an earlier one", NULL);
+        mok_log(MOK_LOG_WARNING, "config", "not reloaded: mokd is out of memory", NULL);
         return;
     }
     reload->server = server;

@@ -63,7 +63,7 @@ struct mokd_server {
     struct mokd_session_list sessions; /* every connection, also those that are closing */
     struct mokd_user_list users;
     struct mokd_pool_list pools;
-    bool reloading;
+    bool reloading, reload_again; /* again: the file may have changed since it was read */
     struct mokd_usage *usage;
     struct mokd_group_list groups;
     struct mokd_job_total_list job_totals;

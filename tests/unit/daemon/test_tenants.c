@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What users and Unix groups may have, devices that drain, and devices that one group has alone. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "fixture.h"
+#include "names.h"
 
 /* Two accounts of every Debian system whose group is the same one, and one that is not in it. */
 #define NOBODY 65534
@@ -205,27 +208,29 @@ static void each_limit_is_named_with_its_value_and_bound(void **state)
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
+static uint64_t limit_of_bytes(struct client *client)
+{
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__LimitsQuery query = MOK__LIMITS_QUERY__INIT;
+
+    request.body_case = MOK__REQUEST__BODY_LIMITS_QUERY;
+    request.limits_query = &query;
+    _cleanup_answer_ struct answer answer = client_ask(client, &request);
+    return answer.reply->limits->bytes;
+}
+
 static void a_hangup_brings_new_limits_and_takes_nothing_away(void **state)
 {
     struct daemon daemon;
     struct client client;
-    Mok__Request request = MOK__REQUEST__INIT;
-    Mok__LimitsQuery query = MOK__LIMITS_QUERY__INIT;
 
     (void)state;
     daemon_start(&daemon, "[limits]\nbytes = 1M\n[device host0]\n", 0);
     client_open(&client, &daemon);
     client_buffer(&client, 0, 1 << 20);
     daemon_reload(&daemon, "[limits]\nbytes = 512K\nweight = 7\npriority = low\n[device host0]\n");
-    request.body_case = MOK__REQUEST__BODY_LIMITS_QUERY;
-    request.limits_query = &query;
-    uint64_t bytes = 0;
-    for (int waited = 0; waited < 1000 && bytes != 512 << 10; waited++) {
-        _cleanup_answer_ struct answer answer = client_ask(&client, &request);
-        bytes = answer.reply->limits->bytes;
+    for (int waited = 0; waited < 1000 && limit_of_bytes(&client) != 512 << 10; waited++)
         sleep_ms(5);
-    }
-    assert_int_equal(bytes, 512 << 10);
     expect_alloc(&client, 0, 1, -MOK_EQUOTA, "may have 524288 bytes and has 1048576");
     _cleanup_answer_ struct answer quota = ask_quota(&client, "", false);
     const Mok__Quota *own = find_quota(&quota, false, getuid());
@@ -236,8 +241,34 @@ static void a_hangup_brings_new_limits_and_takes_nothing_away(void **state)
     daemon_reload(&daemon, "[limits]\nbytes = 9M\nspeed = 1\n[device host0]\n"); /* wrong: nothing changes */
     daemon_reload(&daemon, "[limits]\nbytes = 9M\n[device another]\n"); /* other devices: not while mokd runs */
     sleep_ms(200);
-    _cleanup_answer_ struct answer answer = client_ask(&client, &request);
-    assert_int_equal(answer.reply->limits->bytes, 512 << 10);
+    assert_int_equal(limit_of_bytes(&client), 512 << 10);
+    client_close(&client);
+    assert_int_equal(daemon_stop(&daemon), 0);
+}
+
+static void a_hangup_while_the_file_is_being_read_is_not_lost(void **state)
+{
+    struct daemon daemon;
+    struct client client;
+    char pipe[128];
+
+    (void)state;
+    daemon_start(&daemon, "[limits]\nbytes = 1M\n[device host0]\n", 0);
+    client_open(&client, &daemon);
+    assert_int_equal(unlink(daemon.config), 0);
+    assert_int_equal(mkfifo(daemon.config, 0600), 0); /* that takes as long to open as we like */
+    assert_int_equal(kill(daemon.pid, SIGHUP), 0);
+    sleep_ms(50);
+    snprintf(pipe, sizeof(pipe), "%s.pipe", daemon.config);
+    assert_int_equal(rename(daemon.config, pipe), 0);
+    daemon_reload(&daemon, "[limits]\nbytes = 3M\n[device host0]\n");
+    sleep_ms(50);
+    for (int waited = 0; waited < 1000 && limit_of_bytes(&client) != 3 << 20; waited++) {
+        mok_close(open(pipe, O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+        sleep_ms(5);
+    }
+    assert_int_equal(limit_of_bytes(&client), 3 << 20);
+    assert_int_equal(unlink(pipe), 0);
     client_close(&client);
     assert_int_equal(daemon_stop(&daemon), 0);
 }
@@ -536,6 +567,7 @@ int main(void)
         cmocka_unit_test(a_user_uses_the_devices_that_he_may_use),
         cmocka_unit_test(each_limit_is_named_with_its_value_and_bound),
         cmocka_unit_test(a_hangup_brings_new_limits_and_takes_nothing_away),
+        cmocka_unit_test(a_hangup_while_the_file_is_being_read_is_not_lost),
         cmocka_unit_test(a_user_sees_his_own_quota_and_an_administrator_everybodys),
         cmocka_unit_test(a_user_is_called_by_his_name_from_the_first_request_on),
         cmocka_unit_test(a_group_that_may_has_its_devices_alone_until_it_leaves),
