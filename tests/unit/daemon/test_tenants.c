@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "fixture.h"
-#include "names.h"
+#include "util.h"
 
 /* Two accounts of every Debian system whose group is the same one, and one that is not in it. */
 #define NOBODY 65534
