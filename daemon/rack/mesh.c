@@ -40,6 +40,7 @@ struct rack {
     uint32_t own; /* index of this node */
     struct own_message *own_first, *own_last;
     uint64_t ticked_ns;
+    uint64_t past_epoch; /* the last of any node that was removed: what it knows of us must not fit who comes anew */
     bool leaving, stopped;
     uint64_t inventory_ns; /* when it was last read again; 0: never */
 };
@@ -292,6 +293,7 @@ static int add_node(struct rack *rack, const struct rack_node_config *config, ui
     slot->config = *config;
     slot->garbage_ns = 0;
     rack_peer_init(&slot->peer, config->name, config->link_domain, mok_now_ns());
+    slot->peer.epoch += rack->past_epoch;
     if (own) {
         rack->own = index;
         slot->peer.state = RACK_UP;
@@ -314,6 +316,8 @@ static void remove_node(struct rack *rack, uint32_t index)
     rack_peer_lose(&slot->peer, reason);
     rack_link_remove(rack->link, index);
     slot->config.address[0] = '\0';
+    if (slot->peer.epoch > rack->past_epoch)
+        rack->past_epoch = slot->peer.epoch;
     if (before != slot->peer.state && rack->handlers.state)
         rack->handlers.state(rack->cookie, index, before, RACK_LEFT, slot->peer.error); /* nobody has lost it */
     mok_log(MOK_LOG_NOTICE, "rack", "a node is no longer in the inventory", "node=%s", slot->peer.name);
@@ -359,6 +363,18 @@ static int add_new(struct rack *rack, const struct rack_config *config, bool ann
     return 0;
 }
 
+/* Sockets and keys stay as they were made. */
+static bool is_still_this_node(const struct rack *rack, const struct rack_config *config)
+{
+    const struct rack_node_config *own = rack_config_find(config, rack->self.name);
+    const struct rack_node_config *before = &rack->slots[rack->own].config;
+
+    return strcmp(config->node, rack->self.name) == 0 && strcmp(config->key, rack->key_path) == 0 &&
+           strcmp(config->listen, rack->listen) == 0 && own &&
+           memcmp(own->public_key, rack->key.public_key, RACK_KEY_BYTES) == 0 &&
+           (config->listen[0] || strcmp(own->address, before->address) == 0);
+}
+
 int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
 {
     const struct rack_node_config *own = rack_config_find(config, rack->self.name);
@@ -366,10 +382,10 @@ int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
     int r = rack_config_check(config, text);
     if (r < 0)
         return r;
-    if (strcmp(config->node, rack->self.name) != 0 || strcmp(config->key, rack->key_path) != 0 ||
-        strcmp(config->listen, rack->listen) != 0 || !own ||
-        memcmp(own->public_key, rack->key.public_key, RACK_KEY_BYTES) != 0) {
-        snprintf(text, RACK_MAX_TEXT, "[rack]: node, listen, key and this node's own key change at a restart alone");
+    if (!is_still_this_node(rack, config)) {
+        snprintf(text, RACK_MAX_TEXT,
+                 "[rack]: node, listen, key and this node's own key change at a restart alone, and so does its own "
+                 "address where there is no listen");
         return -MOK_ESTATE;
     }
     use_config(rack, config);

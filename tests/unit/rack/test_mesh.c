@@ -299,6 +299,37 @@ static void a_reload_adds_and_removes_nodes(void **state)
     assert_int_equal(rack_net_ping(&net, 0, 2, 1, 3, 0), 0);
 }
 
+static bool one_is_not_reached(struct rack_net *it)
+{
+    return strstr(rack_net_info(it, 0, 1).error, "no connection to tcp://127.0.0.1:9") != NULL;
+}
+
+/* It still calls, and knows the epoch that it was known by before. */
+static void a_node_that_is_sought_at_a_wrong_address_is_not_up(void **state)
+{
+    char text[RACK_MAX_TEXT];
+
+    (void)state;
+    rack_net_start_all(&net);
+    rack_net_until(&net, zero_and_one_are_up, "not up");
+    snprintf(net.node[0].inventory[1].address, sizeof(net.node[0].inventory[1].address), "127.0.0.1:9");
+    assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
+    rack_net_until(&net, one_is_not_reached, "it is not said that there is no connection");
+    rack_net_turn_for(&net, 5 * net.heartbeat_ms);
+    assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_UNKNOWN);
+}
+
+static void the_address_that_a_node_listens_at_is_not_changed_by_a_reload(void **state)
+{
+    char text[RACK_MAX_TEXT] = "";
+
+    (void)state;
+    rack_net_start_all(&net);
+    snprintf(net.node[0].inventory[0].address, sizeof(net.node[0].inventory[0].address), "127.0.0.1:9");
+    assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), -MOK_ESTATE);
+    assert_non_null(strstr(text, "own address where there is no listen"));
+}
+
 /* The second node hears the goodbye and connects anew, before the first has gone on. */
 static void let_the_second_call_again(void)
 {
@@ -620,6 +651,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_silent_peer_is_suspected_then_lost, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_node_whose_loop_hangs_is_lost_and_comes_back, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_reload_adds_and_removes_nodes, open_three, close_net),
+        cmocka_unit_test_setup_teardown(a_node_that_is_sought_at_a_wrong_address_is_not_up, open_two, close_net),
+        cmocka_unit_test_setup_teardown(the_address_that_a_node_listens_at_is_not_changed_by_a_reload, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_removed_node_that_calls_again_at_once_is_refused, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_dead_node_that_comes_and_goes_in_the_inventory_stalls_nobody, open_three,
                                         close_net),
