@@ -13,7 +13,7 @@
 #include "optimizer.h"
 
 #define CHECKPOINT_MAGIC 0x4e494152544b4f4dull /* "MOKTRAIN" in memory */
-#define CHECKPOINT_VERSION 1u
+#define CHECKPOINT_VERSION 2u
 
 /* Everything but `step` and `hash` must be the same in the run that resumes. */
 struct checkpoint_header {
@@ -23,6 +23,7 @@ struct checkpoint_header {
     uint32_t seq, micro_batches;
     uint64_t sequences; /* of a step, over all ranks */
     uint64_t seed, text_hash, dense_floats;
+    uint32_t precision, wgrad; /* enum mok_precision (the rule of scales too), enum mok_wgrad: never 0 */
     uint64_t step; /* steps that were done */
     uint64_t hash; /* of this header with hash 0 */
 };

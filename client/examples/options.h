@@ -29,6 +29,14 @@ struct options {
 /* Returns 0: run. 1: nothing to do (help was printed). -MOK_E*: refused, the sentence is on stderr. */
 int options_parse(int argc, char **argv, struct options *ret);
 
+/* What libmok chooses where nothing is said, too. */
+static inline unsigned options_wgrad(const struct options *options)
+{
+    if (options->wgrad)
+        return options->wgrad;
+    return options->precision == MOK_MXFP8_PER128 ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16;
+}
+
 /* Tokens of one micro-batch of one rank. */
 static inline unsigned options_tokens(const struct options *options)
 {

@@ -96,6 +96,8 @@ static struct checkpoint_header checkpoint_header(const struct options *o, const
         .seed = o->seed,
         .text_hash = text->hash,
         .dense_floats = model_dense_count(&shape),
+        .precision = o->precision,
+        .wgrad = options_wgrad(o),
         .step = step,
     };
 }

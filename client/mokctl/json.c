@@ -99,6 +99,10 @@ static cJSON *group_json(const Mok__GroupInfo *g)
     mokctl_json_number(object, "layers", g->layers);
     cJSON_AddItemToObject(object, "session", numbers64(g->session, g->n_session));
     cJSON_AddItemToObject(object, "device", numbers32(g->device, g->n_device));
+    if (g->home[0]) {
+        cJSON_AddStringToObject(object, "home", g->home);
+        cJSON_AddBoolToObject(object, "partial", g->partial);
+    }
     if (g->n_node)
         cJSON_AddBoolToObject(object, "fabric", g->fabric);
     if (g->n_node)

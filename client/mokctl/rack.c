@@ -46,6 +46,16 @@ static void put_node(struct table *table, const Mok__RackNode *node)
               up && node->tenants_differ ? " (its limits of users are others)" : "");
 }
 
+static void print_refused(const Mok__RackReply *rack)
+{
+    printf("\n%" PRIu64 " handshakes with a key that is not in the inventory were refused since mokd started",
+           rack->refused);
+    if (rack->refused_lately > 0)
+        printf(", %" PRIu64 " in the last 5 minutes; the last one %" PRIu64 " s ago from %s", rack->refused_lately,
+               rack->refused_age_ms / 1000, rack->refused_from);
+    printf("\n");
+}
+
 int mokctl_print_rack(const Mok__RackReply *rack)
 {
     static const char *const heads[] = { "NODE",  "STATE",   "ROUND TRIP", "EPOCH",
@@ -57,7 +67,7 @@ int mokctl_print_rack(const Mok__RackReply *rack)
         put_node(&table, rack->node[i]);
     int r = table_print(&table);
     if (r == 0 && rack->refused > 0)
-        printf("\n%" PRIu64 " handshakes with a key that is not in the inventory were refused\n", rack->refused);
+        print_refused(rack);
     return r;
 }
 
@@ -118,6 +128,9 @@ int mokctl_print_rack_json(const Mok__RackReply *rack)
     snprintf(inventory, sizeof(inventory), "%016" PRIx64, rack->inventory);
     cJSON_AddStringToObject(root, "inventory", inventory);
     mokctl_json_number(root, "refused", rack->refused);
+    mokctl_json_number(root, "refused_lately", rack->refused_lately);
+    mokctl_json_number(root, "refused_age_ms", rack->refused_age_ms);
+    cJSON_AddStringToObject(root, "refused_from", rack->refused_from);
     mokctl_json_number(root, "unknown", rack->unknown);
     mokctl_json_number(root, "connections", rack->connections);
     mokctl_json_number(root, "max_connections", rack->max_connections);

@@ -247,21 +247,31 @@ static int print_groups(const Mok__StatusReply *status)
                                          "STATE", "LAYERS", "DEVICES", "ERROR" };
     _Static_assert(ARRAY_SIZE(names) <= TABLE_MAX_COLUMNS, "columns");
     _cleanup_table_ struct table table = { 0 };
+    bool partial = false;
 
     table_head(&table, ARRAY_SIZE(names), names);
     for (size_t i = 0; i < status->n_group; i++) {
         const Mok__GroupInfo *g = status->group[i];
-        table_put(&table, "%" PRIu32, g->group);
+        if (g->group)
+            table_put(&table, "%" PRIu32, g->group);
+        else
+            table_put(&table, "-");
         table_put(&table, "%s", g->name);
         put_user(&table, status, g->uid);
         table_put(&table, "%" PRIu32, g->size);
-        table_put(&table, "%" PRIu32, g->joined);
-        table_put(&table, "%s", g->state);
+        table_put(&table, "%" PRIu32 "%s", g->joined, g->partial ? " here" : "");
+        table_put(&table, "%s%s%s", g->state, g->home[0] ? " at " : "", g->home);
+        partial |= g->partial;
         table_put(&table, "%" PRIu32, g->layers);
         put_ranks(&table, g);
         table_put(&table, "%s", g->error[0] ? g->error : "-");
     }
-    return table_print(&table);
+    int r = table_print(&table);
+    if (r == 0 && partial)
+        fputs("\nhere: ranks of this node alone; mokctl groups on the node where they meet (at NODE) shows all that have "
+              "come\n",
+              stdout);
+    return r;
 }
 
 static int print_layers(const Mok__StatusReply *status)

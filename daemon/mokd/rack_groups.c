@@ -50,6 +50,11 @@ const char *mokd_rack_name(const struct mokd_server *server, uint32_t node)
     return server->rack_groups ? group_node_name(&server->rack_groups->node, node) : "";
 }
 
+const struct group_node *mokd_rack_node(const struct mokd_server *server)
+{
+    return server->rack_groups ? &server->rack_groups->node : NULL;
+}
+
 const char *mokd_rack_own_name(const struct mokd_server *server)
 {
     return server->rack_groups ? mokd_rack_name(server, server->rack_groups->node.self) : "";
@@ -294,6 +299,12 @@ static void op_layer_gone(void *cookie, uint32_t id, uint32_t layer, uint32_t ra
         mokd_layer_part_gone_elsewhere(group, layer, rank);
 }
 
+static void op_apart(void *cookie, char *ret, size_t size)
+{
+    struct mokd_rack_groups *groups = cookie;
+    mokd_rack_apart(groups->server, ret, size);
+}
+
 static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
 {
     struct mokd_rack_groups *groups = cookie;
@@ -317,6 +328,7 @@ static const struct group_ops operations = {
     .dropped = op_dropped,
     .layer_gone = op_layer_gone,
     .unreached = op_unreached,
+    .apart = op_apart,
     .id_is_taken = op_id_is_taken,
 };
 

@@ -38,6 +38,11 @@ void mokd_rack_forget(struct mokd_group *group);
 void mokd_rack_drop(struct mokd_group *group, uint32_t rank, uint32_t buffer, struct mokd_gather *gather);
 void mokd_rack_layer_gone(struct mokd_group *group, uint32_t layer, uint32_t rank);
 
+/* ------------------------------------------------------------------ for status.c */
+
+/* NULL: in no rack. */
+const struct group_node *mokd_rack_node(const struct mokd_server *server);
+
 /* ------------------------------------------------------------------ for span.c */
 
 uint64_t mokd_rack_now_ms(void);

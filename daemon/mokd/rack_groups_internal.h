@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What rack_groups.c (what the state machines ask for, the mesh), rack_paths.c (how memory gets to other nodes) and
- * rack_reach.c (whom this node does not reach) share. Nothing else includes this.
+ * rack_reach.c (who is apart from this node) share. Nothing else includes this.
  */
 #ifndef MOKD_RACK_GROUPS_INTERNAL_H
 #define MOKD_RACK_GROUPS_INTERNAL_H
@@ -39,8 +39,9 @@ struct mokd_rack_groups {
 struct mokd_group *mokd_rack_find_group(const struct mokd_server *server, uint32_t id);
 void mokd_rack_send(void *cookie, uint32_t node, const Mok__GroupMessage *message);
 
-/* rack_reach.c: as group_ops.unreached */
+/* rack_reach.c: as group_ops.unreached and .apart */
 void mokd_rack_unreached(const struct mokd_server *server, const char *name, char *ret, size_t size);
+void mokd_rack_apart(const struct mokd_server *server, char *ret, size_t size);
 
 /* rack_paths.c */
 extern const struct mokd_host_handlers mokd_rack_host_handlers; /* the cookie: the groups */

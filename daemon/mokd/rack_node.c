@@ -100,6 +100,7 @@ void mokd_rack_reload(struct mokd_server *server, struct mokd_config *next, char
 
 struct answer {
     Mok__RackReply body;
+    struct rack_totals totals;
     Mok__RackNode nodes[RACK_MAX_NODES], *pointers[RACK_MAX_NODES];
     uint8_t boot_ids[RACK_MAX_NODES][RACK_BOOT_BYTES];
 };
@@ -130,19 +131,30 @@ static void fill_node(const struct rack_node_info *info, uint8_t *boot_id, Mok__
     ret->tenants_differ = !info->tenants_agree;
 }
 
+static void fill_totals(const struct rack *rack, struct answer *answer)
+{
+    struct rack_totals *totals = &answer->totals;
+
+    rack_totals(rack, totals);
+    answer->body.refused = totals->refused;
+    answer->body.unknown = totals->unknown;
+    answer->body.connections = totals->connections;
+    answer->body.max_connections = totals->max_connections;
+    if (totals->refused_lately == 0)
+        return;
+    answer->body.refused_lately = totals->refused_lately;
+    answer->body.refused_age_ms = (mok_now_ns() - totals->refused_ns) / 1000000u;
+    answer->body.refused_from = totals->refused_from;
+}
+
 static void fill_answer(const struct rack *rack, struct answer *answer)
 {
     struct rack_node_info info;
-    struct rack_totals totals;
     size_t bytes = 0;
 
-    rack_totals(rack, &totals);
     answer->body = (Mok__RackReply)MOK__RACK_REPLY__INIT;
     answer->body.inventory = rack_inventory_hash(rack);
-    answer->body.refused = totals.refused;
-    answer->body.unknown = totals.unknown;
-    answer->body.connections = totals.connections;
-    answer->body.max_connections = totals.max_connections;
+    fill_totals(rack, answer);
     answer->body.timeout_ms = rack_timeout_ms(rack);
     answer->body.node = answer->pointers;
     for (uint32_t i = 0; i < RACK_MAX_NODES; i++) {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whom this node does not reach, and why: for the sentences of joins that come to nothing. Changes nothing. */
+/*
+ * Whom this node does not reach, why, and who has another inventory: for the sentences of joins that come to nothing.
+ * Changes nothing.
+ */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +12,7 @@
 /* Who is refused knocks again more often than that. */
 #define REFUSED_OF_LATE_NS UINT64_C(15000000000)
 #define NAMED_MAX 2u /* with their reasons; the others are counted */
+#define REASON_MAX 72
 
 static bool is_reached(const struct rack_node_info *info)
 {
@@ -41,7 +45,8 @@ static void add_refused(const struct mokd_server *server, char *ret, size_t size
             totals.refused_from);
 }
 
-static void name_all(const struct mokd_server *server, char *ret, size_t size)
+/* "node b (lost: not heard for 900 ms)"; "": there is none. */
+static void name_unreached(const struct mokd_server *server, char *ret, size_t size)
 {
     struct rack_node_info info;
     char reason[RACK_MAX_TEXT];
@@ -50,12 +55,42 @@ static void name_all(const struct mokd_server *server, char *ret, size_t size)
     for (uint32_t node = 0; node < RACK_MAX_NODES; node++) {
         if (rack_info(server->rack, node, &info) < 0 || is_reached(&info) || count++ >= NAMED_MAX)
             continue;
-        why(&info, reason, size / (NAMED_MAX + 1));
-        add(ret, size, "%snode %.40s (%s)", count > 1 ? ", " : "", info.name, reason);
+        why(&info, reason, sizeof(reason));
+        add(ret, size, "%snode %.40s (%.*s)", count > 1 ? ", " : "", info.name, REASON_MAX, reason);
     }
     if (count > NAMED_MAX)
         add(ret, size, " and %u more", count - NAMED_MAX);
     add_refused(server, ret, size);
+}
+
+/* How many are up with another inventory, by which a name may have another home; and the first of them. */
+static unsigned find_differing(const struct mokd_server *server, const char **ret_first)
+{
+    struct rack_node_info info;
+    unsigned count = 0;
+
+    for (uint32_t node = 0; node < RACK_MAX_NODES; node++)
+        if (rack_info(server->rack, node, &info) == 0 && is_reached(&info) && !info.inventory_agrees && count++ == 0)
+            *ret_first = info.name;
+    return count;
+}
+
+void mokd_rack_apart(const struct mokd_server *server, char *ret, size_t size)
+{
+    const char *self = mokd_rack_own_name(server), *first = "";
+    char unreached[240] = "";
+
+    ret[0] = '\0';
+    name_unreached(server, unreached, sizeof(unreached));
+    if (unreached[0])
+        add(ret, size, "node %.40s does not reach %s", self, unreached);
+    unsigned differing = find_differing(server, &first);
+    if (differing == 1)
+        add(ret, size, "%snode %.40s has another inventory", ret[0] ? "; " : "", first);
+    else if (differing > 1)
+        add(ret, size, "%snode %.40s and %u more have another inventory", ret[0] ? "; " : "", first, differing - 1);
+    if (differing)
+        add(ret, size, " (see mokctl rack)");
 }
 
 void mokd_rack_unreached(const struct mokd_server *server, const char *name, char *ret, size_t size)
@@ -63,10 +98,7 @@ void mokd_rack_unreached(const struct mokd_server *server, const char *name, cha
     struct rack_node_info info;
     uint32_t node;
 
-    ret[0] = '\0';
-    if (!name)
-        name_all(server, ret, size);
-    else if (rack_find(server->rack, name, &node) < 0 || rack_info(server->rack, node, &info) < 0)
+    if (rack_find(server->rack, name, &node) < 0 || rack_info(server->rack, node, &info) < 0)
         snprintf(ret, size, "its inventory has no such node");
     else
         why(&info, ret, size);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "status.h"
 
+#include <string.h>
+
 #include "buffer.h"
 #include "client_queue.h"
 #include "device.h"
@@ -8,6 +10,7 @@
 #include "group.h"
 #include "job_totals.h"
 #include "layer.h"
+#include "rack_groups.h"
 #include "span.h"
 
 /* A status and its envelope stay within one packet. */
@@ -147,6 +150,56 @@ struct group_info {
     char *node[MOK_MAX_EP];
 };
 
+static void finish_group(struct group_info *ret)
+{
+    ret->info.node = ret->node;
+    ret->info.n_session = ret->info.n_device = ret->info.size;
+    ret->info.session = ret->session;
+    ret->info.device = ret->device;
+}
+
+/* Of ranks that meet here: who has come, from whatever node. */
+static void fill_ranks(const struct group_node *node, const struct group_gathering *gathering, struct group_info *ret)
+{
+    uint32_t from;
+
+    ret->info.joined = gathering->joined;
+    ret->info.n_node = gathering->size;
+    for (uint32_t rank = 0; rank < gathering->size; rank++) {
+        bool here = group_gathering_rank(gathering, rank, &from, &ret->device[rank], &ret->session[rank]);
+        ret->node[rank] = here ? (char *)group_node_name(node, from) : (char *)"";
+        if (!here)
+            ret->session[rank] = ret->device[rank] = 0;
+    }
+}
+
+static void fill_home(const struct mokd_group *group, struct group_info *ret)
+{
+    const struct group_node *node = mokd_rack_node(group->server);
+    struct group_gathering gathering;
+
+    if (!node || group->state != MOKD_GROUP_FORMING)
+        return;
+    ret->info.home = (char *)group_node_name(node, group_node_home(node, group->uid, group->name));
+    ret->info.partial = !group_gathering_find(node, group->uid, group->name, &gathering);
+    if (!ret->info.partial)
+        fill_ranks(node, &gathering, ret);
+}
+
+/* One whose ranks meet here, and none is ours. */
+static void fill_gathering(const struct group_node *node, const struct group_gathering *gathering,
+                           struct group_info *ret)
+{
+    ret->info = (Mok__GroupInfo)MOK__GROUP_INFO__INIT;
+    ret->info.name = (char *)gathering->name;
+    ret->info.uid = gathering->uid;
+    ret->info.size = gathering->size;
+    ret->info.state = (char *)mokd_group_state_text(MOKD_GROUP_FORMING);
+    ret->info.home = (char *)group_node_name(node, node->self);
+    fill_ranks(node, gathering, ret);
+    finish_group(ret);
+}
+
 static void fill_group(const struct mokd_group *group, struct group_info *ret)
 {
     const struct mokd_layer *layer;
@@ -176,11 +229,9 @@ static void fill_group(const struct mokd_group *group, struct group_info *ret)
     for (uint32_t rank = 0; group->span && rank < group->size; rank++)
         ret->node[rank] = (char *)mokd_span_node(group, rank);
     ret->info.n_node = group->span ? group->size : 0;
-    ret->info.node = ret->node;
     ret->info.fabric = mokd_span_is_across(group);
-    ret->info.n_session = ret->info.n_device = group->size;
-    ret->info.session = ret->session;
-    ret->info.device = ret->device;
+    fill_home(group, ret);
+    finish_group(ret);
 }
 
 /* ------------------------------------------------------------------ the whole */
@@ -225,20 +276,44 @@ static void add_jobs(const struct mokd_server *server, struct status *status)
     status->body.job = status->job_pointers;
 }
 
-static void add_groups(const struct mokd_server *server, struct status *status)
+/* Of the one that has been filled in behind those that are there. */
+static void take_group(struct status *status)
+{
+    size_t n = status->body.n_group;
+
+    status->group_pointers[n] = &status->groups[n].info;
+    if (fits(status, &status->groups[n].info.base))
+        status->body.n_group++;
+    else
+        status->body.omitted++;
+}
+
+static bool has_forming(const struct mokd_server *server, uint32_t uid, const char *name)
 {
     const struct mokd_group *group;
-    size_t n = 0;
+
+    TAILQ_FOREACH(group, &server->groups, link)
+        if (group->state == MOKD_GROUP_FORMING && group->uid == uid && strcmp(group->name, name) == 0)
+            return true;
+    return false;
+}
+
+static void add_groups(const struct mokd_server *server, struct status *status)
+{
+    const struct group_node *node = mokd_rack_node(server);
+    struct group_gathering gathering = { 0 };
+    const struct mokd_group *group;
 
     TAILQ_FOREACH(group, &server->groups, link) {
-        fill_group(group, &status->groups[n]);
-        status->group_pointers[n] = &status->groups[n].info;
-        if (fits(status, &status->groups[n].info.base))
-            n++;
-        else
-            status->body.omitted++;
+        fill_group(group, &status->groups[status->body.n_group]);
+        take_group(status);
     }
-    status->body.n_group = n;
+    while (node && group_gathering_next(node, &gathering)) {
+        if (has_forming(server, gathering.uid, gathering.name))
+            continue;
+        fill_gathering(node, &gathering, &status->groups[status->body.n_group]);
+        take_group(status);
+    }
     status->body.group = status->group_pointers;
 }
 
@@ -298,8 +373,10 @@ static void count(const struct mokd_server *server, size_t *ret_sessions, size_t
     const struct mokd_session *session;
     const struct mokd_group *group;
     const struct mokd_layer *layer;
+    const struct group_node *node = mokd_rack_node(server);
 
     *ret_sessions = *ret_groups = *ret_parts = 1;
+    *ret_groups += node ? node->n_meetings : 0;
     TAILQ_FOREACH(session, &server->sessions, link)
         ++*ret_sessions;
     TAILQ_FOREACH(group, &server->groups, link) {

@@ -421,3 +421,48 @@ void group_home_tick(struct group_node *node)
             look_at_guests(node, meeting);
     }
 }
+
+/* ------------------------------------------------------------------ looking */
+
+static void look_at(const struct group_meeting *meeting, struct group_gathering *ret)
+{
+    *ret = (struct group_gathering){
+        .meeting = meeting,
+        .name = meeting->name,
+        .uid = meeting->uid,
+        .size = meeting->size,
+        .joined = meeting->joined,
+    };
+}
+
+bool group_gathering_find(const struct group_node *node, uint32_t uid, const char *name, struct group_gathering *ret)
+{
+    const struct group_meeting *meeting = find(node, uid, name);
+
+    if (meeting)
+        look_at(meeting, ret);
+    return meeting;
+}
+
+bool group_gathering_next(const struct group_node *node, struct group_gathering *gathering)
+{
+    const struct group_meeting *next =
+        gathering->meeting ? TAILQ_NEXT(gathering->meeting, link) : TAILQ_FIRST(&node->meetings);
+
+    if (next)
+        look_at(next, gathering);
+    return next;
+}
+
+bool group_gathering_rank(const struct group_gathering *gathering, uint32_t rank, uint32_t *ret_node,
+                          uint32_t *ret_device, uint64_t *ret_session)
+{
+    const struct guest *guest = &gathering->meeting->guest[rank];
+
+    if (!guest->here)
+        return false;
+    *ret_node = guest->node;
+    *ret_device = guest->device;
+    *ret_session = guest->session;
+    return true;
+}

@@ -263,16 +263,15 @@ static void refuse(struct group_node *node, struct group_join *join, const struc
     node->ops->refused(node->cookie, id, error);
 }
 
-/* Who is missing may be where this node does not get to: its home may be another one than ours then. */
-static void add_unreached(const struct group_node *node, struct group_error *error)
+/* Who is missing may be waiting, at another home than ours. */
+static void add_apart(const struct group_node *node, struct group_error *error)
 {
     size_t length = strlen(error->text);
-    char all[240];
+    char why[320];
 
-    node->ops->unreached(node->cookie, NULL, all, sizeof(all));
-    if (all[0])
-        snprintf(error->text + length, sizeof(error->text) - length, "; node %s does not reach %s",
-                 group_node_name(node, node->self), all);
+    node->ops->apart(node->cookie, why, sizeof(why));
+    if (why[0])
+        snprintf(error->text + length, sizeof(error->text) - length, "; %s", why);
 }
 
 void group_member_refused(struct group_node *node, uint32_t peer, const Mok__GroupRefused *message)
@@ -284,7 +283,7 @@ void group_member_refused(struct group_node *node, uint32_t peer, const Mok__Gro
         return;
     group_error_set(&error, message->code < 0 ? message->code : -MOK_EPROTO, join->rank, "%s", message->text);
     if (error.code == -MOK_ETIMEDOUT)
-        add_unreached(node, &error);
+        add_apart(node, &error);
     refuse(node, join, &error);
 }
 
@@ -316,7 +315,7 @@ void group_member_tick(struct group_node *node)
                         "group %s: rank %u waited %" PRIu64
                         " ms; node %s, where its ranks meet, does not say who is missing",
                         join->name, join->rank, join->timeout_ms, group_node_name(node, join->home));
-        add_unreached(node, &error);
+        add_apart(node, &error);
         tell_withdrawn(node, join, NULL);
         refuse(node, join, &error);
         next = TAILQ_FIRST(&node->joins); /* that may have changed the list */

@@ -84,11 +84,10 @@ struct group_ops {
     void (*drop)(void *cookie, uint32_t node, uint64_t request, uint32_t group, uint32_t rank, uint32_t buffer);
     void (*dropped)(void *cookie, uint32_t node, uint64_t request);
     void (*layer_gone)(void *cookie, uint32_t group, uint32_t layer, uint32_t rank);
-    /*
-     * Why this node does not reach another: "lost: not heard for 900 ms". Without a name: all that it does not reach,
-     * each with the reason, "": none.
-     */
+    /* Why this node does not reach another: "lost: not heard for 900 ms". */
     void (*unreached)(void *cookie, const char *name, char *ret, size_t size);
+    /* Why ranks elsewhere may meet at another home: "node a does not reach node b (lost)"; "": none is known. */
+    void (*apart)(void *cookie, char *ret, size_t size);
     /* Whether this node has an object of that id. */
     bool (*id_is_taken)(void *cookie, uint32_t id);
 };
@@ -180,6 +179,21 @@ bool group_handle_is_sound(const Mok__Handle *handle);
 
 /* The node where the joins of a name meet, of those that are up. */
 uint32_t group_node_home(const struct group_node *node, uint32_t uid, const char *name);
+
+/* ------------------------------------------------------------------ what meets here, for people to look at */
+
+struct group_gathering {
+    const struct group_meeting *meeting;
+    const char *name;
+    uint32_t uid, size, joined;
+};
+/* Of a name whose home is this node, until all its ranks have come. False: none. Valid until the node is called. */
+bool group_gathering_find(const struct group_node *node, uint32_t uid, const char *name, struct group_gathering *ret);
+/* The one behind `gathering`, or with meeting NULL the first. False: that was the last. */
+bool group_gathering_next(const struct group_node *node, struct group_gathering *gathering);
+/* False: this rank has not come. */
+bool group_gathering_rank(const struct group_gathering *gathering, uint32_t rank, uint32_t *ret_node,
+                          uint32_t *ret_device, uint64_t *ret_session);
 
 /* How many objects it holds: for tests that look for growth. */
 size_t group_node_count(const struct group_node *node);

@@ -10,6 +10,7 @@
 #define MOK_RACK_LINK_H
 
 #include "frame.h"
+#include "lately.h"
 
 #define RACK_INBOX_ITEMS 8192u
 #define RACK_INBOX_BYTES (16u << 20)
@@ -49,7 +50,8 @@ void rack_item_free(struct rack_item *item); /* NULL is fine */
 struct rack_link_stats {
     uint64_t refused;                        /* handshakes of keys that are not in the inventory */
     uint64_t refused_ns;                     /* when the last was; 0: never */
-    char refused_from[RACK_MAX_ADDRESS + 1]; /* its address */
+    struct rack_lately refused_lately;
+    char refused_from[RACK_MAX_ADDRESS + 1]; /* the last one's address */
     uint64_t unknown;                        /* messages of a peer that has been removed */
     uint32_t connections;                    /* inbound, the unauthenticated ones too */
     uint32_t max_connections;

@@ -89,6 +89,7 @@ struct rack_link {
     uint32_t last_sender;                               /* slot: the next message is likely from the same */
     struct rack_items arrived;                          /* to be moved to the inbox at the end of the turn */
     uint64_t refused, unknown, refused_ns;
+    struct rack_lately refused_lately;
     char refused_from[RACK_MAX_ADDRESS + 1];
     uint32_t inbound;
     struct rack_gate gate;

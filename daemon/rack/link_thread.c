@@ -37,17 +37,6 @@ struct relief {
     size_t messages, bytes;
 };
 
-static void drop_queue(struct rack_connection *connection, struct relief *relief)
-{
-    for (struct rack_op *op; (op = rack_ops_pop(&connection->queue));) {
-        relief->messages++;
-        relief->bytes += op->size;
-        rack_op_free(op);
-    }
-    rack_op_free(connection->beat);
-    connection->beat = NULL;
-}
-
 /* Takes the weight off a peer's load, and tells the loop if it had been refused. */
 static void relieve(struct rack_link *link, uint32_t slot, struct relief relief)
 {
@@ -70,6 +59,22 @@ static void relieve(struct rack_link *link, uint32_t slot, struct relief relief)
     pthread_mutex_lock(&link->mutex);
     load->starved = false;
     pthread_mutex_unlock(&link->mutex);
+}
+
+/* Drops all that waits in a connection. */
+static void empty(struct rack_link *link, uint32_t slot)
+{
+    struct rack_connection *connection = &link->connections[slot];
+    struct relief relief = { 0 };
+
+    for (struct rack_op *op; (op = rack_ops_pop(&connection->queue));) {
+        relief.messages++;
+        relief.bytes += op->size;
+        rack_op_free(op);
+    }
+    rack_op_free(connection->beat);
+    connection->beat = NULL;
+    relieve(link, slot, relief);
 }
 
 static bool send_op(struct rack_connection *connection, const struct rack_op *op)
@@ -106,12 +111,11 @@ static bool send_some(struct rack_link *link, struct rack_connection *connection
 
 /* ------------------------------------------------------------------ what the loop asks */
 
+/* Nothing waits in a connection that nobody uses: what does counts against the slot, and so against its next user. */
 static void add(struct rack_link *link, const struct rack_op *op)
 {
     struct rack_connection *connection = &link->connections[op->slot];
-    struct relief late = { 0 };
 
-    drop_queue(connection, &late); /* for the node that had the slot before */
     *connection = (struct rack_connection){ .used = true, .slot = op->slot, .serial = op->serial };
     memcpy(connection->public_key, op->public_key, RACK_KEY_BYTES);
     mok_rack_key_text(op->public_key, connection->user_id);
@@ -120,22 +124,29 @@ static void add(struct rack_link *link, const struct rack_op *op)
     rack_connection_open(link, connection);
 }
 
-static void run_op(struct rack_link *link, struct rack_op *op)
+/* Takes the operation, whose slot may be nobody's by now. */
+static void queue(struct rack_link *link, struct rack_op *op)
 {
     struct rack_connection *connection = &link->connections[op->slot];
+    uint32_t slot = op->slot;
 
-    switch (op->kind) {
-    case RACK_OP_ADD:
-        add(link, op);
-        break;
-    case RACK_OP_SEND:
-        rack_ops_push(&connection->queue, op);
-        return;
-    case RACK_OP_BEAT:
+    if (op->kind == RACK_OP_BEAT) {
         rack_op_free(connection->beat);
         connection->beat = op;
+    } else {
+        rack_ops_push(&connection->queue, op);
+    }
+    if (!connection->used)
+        empty(link, slot);
+}
+
+static void run_op(struct rack_link *link, struct rack_op *op)
+{
+    if (op->kind != RACK_OP_ADD) {
+        queue(link, op);
         return;
     }
+    add(link, op);
     rack_op_free(op);
 }
 
@@ -158,19 +169,17 @@ static void run_flags(struct rack_link *link, struct flags *flags)
 {
     for (uint32_t slot = 0; slot < RACK_MAX_NODES; slot++) {
         struct rack_connection *connection = &link->connections[slot];
-        struct relief relief = { 0 };
         bool removed = flags->remove[slot];
         connection->barred |= flags->bar[slot];
         if (removed)
             part(link, connection, &flags->last_words[slot]);
-        if (!connection->used || !(flags->reset[slot] || removed))
+        if (!flags->reset[slot] && !removed)
             continue;
-        drop_queue(connection, &relief);
-        relieve(link, slot, relief);
+        empty(link, slot);
         if (removed) {
             rack_connection_close(connection);
             connection->used = false;
-        } else {
+        } else if (connection->used) {
             rack_connection_open(link, connection);
         }
     }
@@ -238,9 +247,11 @@ static void serve_zap(struct rack_link *link, uint64_t now_ns)
 {
     size_t refused = rack_zap_serve(link->zap, is_allowed, link, link->refused_from);
 
+    if (refused == 0)
+        return;
     link->refused += refused;
-    if (refused > 0)
-        link->refused_ns = now_ns;
+    link->refused_ns = now_ns;
+    rack_lately_add(&link->refused_lately, refused, now_ns);
 }
 
 static void malformed(struct rack_link *link, const struct rack_connection *connection)
@@ -369,6 +380,7 @@ static bool hand_over(struct rack_link *link)
     bool room = !link->inbox_full;
     link->stats.refused = link->refused;
     link->stats.refused_ns = link->refused_ns;
+    link->stats.refused_lately = link->refused_lately;
     memcpy(link->stats.refused_from, link->refused_from, sizeof(link->refused_from));
     link->stats.unknown = link->unknown;
     link->stats.connections = link->inbound;

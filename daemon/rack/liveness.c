@@ -275,7 +275,8 @@ enum rack_verdict rack_peer_hear(const struct rack_self *self, struct rack_peer 
 {
     enum rack_state before = peer->state;
 
-    if (!rack_peer_versions_fit(self, peer, head) || !take_boot(peer, frame)) {
+    /* The boot first: what a life that is over, or a stranger's frame, speaks says nothing of the present one. */
+    if (!take_boot(peer, frame) || !rack_peer_versions_fit(self, peer, head)) {
         peer->counters.stale++;
         return RACK_VERDICT_DROP;
     }

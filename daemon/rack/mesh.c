@@ -680,6 +680,8 @@ void rack_totals(const struct rack *rack, struct rack_totals *ret)
         .max_connections = stats.max_connections,
     };
     memcpy(ret->refused_from, stats.refused_from, sizeof(ret->refused_from));
+    if (ret->refused_ns)
+        ret->refused_lately = rack_lately_count(&stats.refused_lately, mok_now_ns());
 }
 
 uint64_t rack_rounds(const struct rack *rack)

@@ -153,11 +153,12 @@ int rack_find(const struct rack *rack, const char *name, uint32_t *ret_node); /*
 uint64_t rack_inventory_hash(const struct rack *rack);
 /* What belongs to no node. */
 struct rack_totals {
-    uint64_t refused;     /* handshakes with a key that is not in the inventory */
-    uint64_t refused_ns;  /* when the last was; 0: never since the inventory is what it is */
-    char refused_from[RACK_MAX_ADDRESS + 1]; /* its address */
-    uint64_t unknown;     /* messages of a node that has been removed */
-    uint32_t connections; /* from others, the unauthenticated ones too */
+    uint64_t refused;                        /* handshakes with a key that is not in the inventory */
+    uint64_t refused_ns;                     /* when the last was; 0: never since the inventory is what it is */
+    uint64_t refused_lately;                 /* in the last five minutes; 0 with refused_ns */
+    char refused_from[RACK_MAX_ADDRESS + 1]; /* the last one's address */
+    uint64_t unknown;                        /* messages of a node that has been removed */
+    uint32_t connections;                    /* from others, the unauthenticated ones too */
     uint32_t max_connections;
 };
 void rack_totals(const struct rack *rack, struct rack_totals *ret);

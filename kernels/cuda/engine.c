@@ -277,10 +277,6 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     if (plan->device.kind != MOK_DEVICE_CUDA)
         return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
                     MOK_DEVICE_CUDA);
-    if (mok_spec_mxfp8_wgrad(&plan->spec) && plan->spec.precision != MOK_MXFP8_PER128)
-        return fail(message, -MOK_ENOTSUP,
-                    "wgrad_precision = %u (mxfp8) with precision = %u: the CUDA engine has it with %u (mxfp8 per128)",
-                    plan->spec.wgrad_precision, plan->spec.precision, MOK_MXFP8_PER128);
     if ((uintptr_t)private_memory % 256)
         return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */

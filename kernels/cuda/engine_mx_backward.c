@@ -18,6 +18,7 @@ static void fill_tokenwise(struct mok_engine_layer *l)
     const struct mok_cuda_mx_backward_args *a = &l->mx_backward;
     struct mok_cuda_tokenwise_args *t = &l->tokenwise;
     struct mok_cuda_mx_wgrad_args *w = &l->mx_wgrad;
+    const uint32_t values = mok_cuda_tokenwise_values(&l->plan);
     uint8_t *m = l->private_memory;
 
     t->operand[MOK_TOKENWISE_X] = (struct mok_cuda_tokenwise){ .rows = l->schedule.row_src, .columns = spec->hidden };
@@ -39,8 +40,9 @@ static void fill_tokenwise(struct mok_engine_layer *l)
     t->ring_rows = w->ring_rows = (uint32_t)l->plan.ring_rows;
     t->x_row_bytes = l->mx.x_row_bytes;
     t->h_scale_bytes = l->mx.h_scale_bytes;
-    w->hidden_blocks = (uint32_t)mok_div_up(spec->hidden, MOK_MX_TILE_K);
-    w->inter_blocks = (uint32_t)mok_div_up(spec->intermediate, MOK_MX_TILE_K);
+    t->per32 = w->per32 = mok_cuda_is_per32(l);
+    w->hidden_blocks = (uint32_t)mok_div_up(spec->hidden, values);
+    w->inter_blocks = (uint32_t)mok_div_up(spec->intermediate, values);
 }
 
 static int map_tokenwise(struct mok_engine_layer *l)

@@ -62,6 +62,11 @@ static uint64_t tokenwise_columns(const struct mok_plan *plan, unsigned operand)
     return operand <= MOK_TOKENWISE_G ? plan->spec.hidden : plan->spec.intermediate;
 }
 
+uint32_t mok_cuda_tokenwise_values(const struct mok_plan *plan)
+{
+    return plan->spec.precision == MOK_MXFP8_PER32 ? MOK_MX_BLOCK : MOK_MX_TILE_K;
+}
+
 static bool has_wide(const struct mok_plan *plan)
 {
     return is_mx(plan) && !mok_spec_mxfp8_wgrad(&plan->spec);
@@ -98,11 +103,13 @@ static void count_parts(const struct mok_plan *plan, struct mok_cuda_layout *l)
 
 static void place_tokenwise(const struct mok_plan *plan, uint64_t *at, struct mok_cuda_layout *l)
 {
+    const uint32_t values = mok_cuda_tokenwise_values(plan);
+
     for (unsigned i = 0; i < MOK_TOKENWISE; i++) {
         uint64_t columns = tokenwise_columns(plan, i);
 
         l->tokenwise[i] = place(at, plan->ring_rows * columns);
-        l->tokenwise_scale[i] = place(at, plan->ring_rows / MOK_MX_TILE_K * mok_div_up(columns, MOK_MX_TILE_K) * sizeof(float));
+        l->tokenwise_scale[i] = place(at, plan->ring_rows / values * mok_div_up(columns, values) * sizeof(float));
     }
 }
 
@@ -235,7 +242,7 @@ void mok_cuda_kept_make(const struct mok_plan *plan, struct mok_cuda_kept *ret)
 static struct mok_plan_choice tile_rows(const struct mok_plan *plan)
 {
     if (mok_spec_mxfp8_wgrad(&plan->spec))
-        return (struct mok_plan_choice){ MOK_MX_TILE_K, "rows that share scales in weight gradients" };
+        return (struct mok_plan_choice){ MOK_MX_TILE_K, "rows that weight gradients multiply at a time" };
     return (struct mok_plan_choice){ MOK_SEGMENT_ALIGN, "rows that one warpgroup multiplies" };
 }
 
@@ -267,11 +274,11 @@ static uint64_t ring_row_bytes(const struct mok_plan *plan)
     /* h, a, b, d_a, d_b; x and rows of d_out of other ranks */
     const uint64_t wide = 2 * (5 * inter + remote * 2 * hidden), turned = 2 * hidden + 3 * inter;
     const uint64_t partial = sizeof(float) * mok_div_up(inter, is_mx(plan) ? MOK_TILE_N / 2 : MOK_TILE_N);
-
-    const uint64_t tiles = 2 * mok_div_up(hidden, MOK_MX_TILE_K) + 3 * mok_div_up(inter, MOK_MX_TILE_K);
+    const uint32_t values = mok_cuda_tokenwise_values(plan);
+    const uint64_t tiles = 2 * mok_div_up(hidden, values) + 3 * mok_div_up(inter, values);
 
     if (mok_spec_mxfp8_wgrad(&plan->spec)) /* a and b, and what is turned, with its scales */
-        return codes + 2 * 2 * inter + turned + mok_div_up(tiles * sizeof(float), MOK_MX_TILE_K) + partial;
+        return codes + 2 * 2 * inter + turned + mok_div_up(tiles * sizeof(float), values) + partial;
     return (is_mx(plan) ? codes : 0) + wide + partial;
 }
 

@@ -221,6 +221,8 @@ struct mok_cuda_layout {
 uint64_t mok_cuda_x_row_bytes(const struct mok_plan *plan);
 /* Rows of factors: the ring's, and what a tile that begins in its last rows reads behind them. */
 uint64_t mok_cuda_factor_rows(const struct mok_plan *plan);
+/* Rows and columns that share a scale in MXFP8 weight gradients. */
+uint32_t mok_cuda_tokenwise_values(const struct mok_plan *plan);
 /* Bytes of the scales of a weight [rows][columns] of each expert, turned. */
 uint64_t mok_cuda_turned_scale_bytes(const struct mok_plan *plan, uint64_t rows, uint64_t columns);
 /* Bytes of a row of h's scales: four a gate/up tile, in whole 16; 0 for BF16. */
@@ -396,7 +398,7 @@ struct mok_cuda_turn_args {
 
 /*
  * The rows of a macrobatch turned, so that products along the token axis find them side by side: codes [columns][ring_rows]
- * with one scale for 128 x 128 of them, F32 [ring_rows / 128][columns / 128], rounded up.
+ * with one scale for 128 x 128 or 32 x 32 of them, F32 [ring_rows / 128][columns / 128], or by 32, rounded up.
  */
 struct mok_cuda_tokenwise {
     const uint64_t *rows;    /* where each padded row's codes begin, scales behind them; bit 0: in `ring`. NULL: in `code` */
@@ -412,7 +414,7 @@ struct mok_cuda_tokenwise_args {
     const struct mok_cuda_head *head;
     const struct mok_cuda_run *runs;
     const uint32_t *bad_id; /* not 0: do nothing */
-    uint32_t macrobatch, ring_rows, x_row_bytes, h_scale_bytes;
+    uint32_t macrobatch, ring_rows, x_row_bytes, h_scale_bytes, per32;
 };
 
 /* One expert set of the backward megakernel. Every map's boxes are 64 rows of 128 bytes. */
@@ -471,8 +473,8 @@ struct mok_cuda_mx_wgrad_args {
     struct mok_cuda_common common;
     CUtensorMap operand[MOK_TOKENWISE]; /* pairs of codes, boxes of 128 rows */
     const float *scale[MOK_TOKENWISE];
-    uint32_t hidden_blocks, inter_blocks; /* of 128 columns */
-    uint32_t ring_rows;
+    uint32_t hidden_blocks, inter_blocks; /* of as many columns as have one scale */
+    uint32_t ring_rows, per32;
 };
 
 struct mok_cuda_reduce_args {

@@ -17,7 +17,7 @@ namespace
 
 constexpr uint32_t scale_blocks = MOK_MX_SCALE == 128 ? 0x01010101u : 1u; /* a scale's code times this is told of its blocks */
 
-/* Tokenwise: weight gradients are MXFP8. Weighted h leaves quantised, and nothing as BF16. Of scales of 128 values alone. */
+/* Tokenwise: weight gradients are MXFP8. Weighted h leaves quantised, and nothing as BF16. */
 template <bool Tokenwise> struct mx_backward_consumer : scale_consumer {
     const mok_cuda_mx_backward_args &p;
 
@@ -200,8 +200,11 @@ template <bool Tokenwise> struct mx_backward_consumer : scale_consumer {
             }
             const row_scale h_scale = scale_of(amax);
             float weighted = 0.0f; /* 1 / the scale of weighted h */
-            if (Tokenwise)
+            if (Tokenwise) {
                 weighted = weighted_inverse(amax, weight);
+                if (lane % 4 == 2)
+                    scales |= (254 - (__float_as_uint(weighted) >> 23)) << 2 * first;
+            }
             at.begin_anew();
             uint32_t a_amax = 0, b_amax = 0;
 #pragma unroll
@@ -260,9 +263,8 @@ template <bool Tokenwise> struct mx_backward_consumer : scale_consumer {
                     store_shared_4(at.b(j), real ? mx_widen(g, b_scale.factor) : 0);
                 }
             }
-            if (Tokenwise && lane % 4 == 2)
-                return 254 - (__float_as_uint(weighted) >> 23);
-            scales |= static_cast<uint32_t>(lane % 4 ? b_scale.code : a_scale.code) << 2 * first;
+            if (!Tokenwise || lane % 4 != 2)
+                scales |= static_cast<uint32_t>(lane % 4 ? b_scale.code : a_scale.code) << 2 * first;
         }
         return scales;
     }
@@ -512,8 +514,8 @@ __global__ void __cluster_dims__(MOK_CLUSTER, 1, 1) __launch_bounds__(MOK_THREAD
     run_block<mx_backward_consumer<Tokenwise>, MOK_MX_BACKWARD_CONSUMER_REGISTERS, MOK_MX_BACKWARD_PRODUCER_REGISTERS>(p);
 }
 
-/* With MXFP8 weight gradients, where there are some; and without. */
-constexpr void (*tokenwise_backward)(mok_cuda_mx_backward_args) = mx_backward_kernel<MOK_MX_SCALE == 128>;
+/* With MXFP8 weight gradients, and without. */
+constexpr void (*tokenwise_backward)(mok_cuda_mx_backward_args) = mx_backward_kernel<true>;
 constexpr void (*wide_backward)(mok_cuda_mx_backward_args) = mx_backward_kernel<false>;
 
 } // namespace

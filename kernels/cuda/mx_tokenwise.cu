@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Turns a macrobatch's rows for MXFP8 weight gradients, whose products run over tokens: a tile of 128 rows of an expert and
- * 128 columns gets the largest scale of its rows, as a weight that is turned. Rows that fill up the last tile are zeros.
+ * 128 columns, or of 32 and 32, gets the largest scale of its rows, as a weight that is turned. Rows that fill up the last
+ * 128 are zeros.
  */
 #include <cuda_runtime.h>
 
@@ -14,9 +15,10 @@ namespace mok
 namespace
 {
 
-/* The tile, then where its rows begin, their scales, and the largest of each warp's. */
+/* 128 x 128 codes, then where their rows begin, for each tile's columns the rows' scales, and the largest of each warp's. */
+constexpr uint32_t most_tiles = turn_tile / MOK_MX_BLOCK; /* of scales, beside each other among 128 columns */
 constexpr uint32_t row_places = turn_tile * turn_tile, row_scales = row_places + turn_tile * 8,
-                   warp_scales = row_scales + turn_tile, tokenwise_bytes = warp_scales + 16;
+                   warp_scales = row_scales + most_tiles * turn_tile, tokenwise_bytes = warp_scales + most_tiles * 16;
 
 /* The 128 rows of a ring that begin at `block`: the run that has them, its first row among them, and how many it has there. */
 struct turn_rows_of {
@@ -47,7 +49,7 @@ __device__ __forceinline__ turn_rows_of find_rows(const mok_cuda_tokenwise_args 
     return { 0, 0 };
 }
 
-/* Where row `r` of the 128 begins, and its scale of the tile's columns. */
+/* Where row `r` of the 128 begins, and its scales of the 128 columns. */
 struct row_at {
     const uint8_t *codes, *scale;
 };
@@ -63,19 +65,56 @@ __device__ __forceinline__ row_at find_row(const mok_cuda_tokenwise_args &a, con
     return { from + column, from + o.columns + column / MOK_MX_BLOCK };
 }
 
-/* The largest scale of the tile's rows, NaN aside, from that of this thread's. */
-__device__ __forceinline__ uint32_t find_largest(uint8_t *memory, uint32_t code)
-{
-    const uint32_t thread = threadIdx.x;
-    if (thread < turn_tile) {
-        const uint32_t largest = __reduce_max_sync(~0u, code == MOK_E8M0_NAN ? 0u : code);
-        memory[row_scales + thread] = static_cast<uint8_t>(code);
-        if (thread % 32 == 0)
-            reinterpret_cast<uint32_t *>(memory + warp_scales)[thread / 32] = largest;
+/*
+ * Tiles of Scale x Scale codes: each one's largest scale is that of its rows, NaN aside. A thread knows one row's, a byte for each
+ * tile beside the other; a warp's rows are a tile's, or a quarter of them.
+ */
+template <uint32_t Scale> struct tile_scales {
+    static constexpr uint32_t count = turn_tile / Scale;
+    uint8_t *memory;
+
+    __device__ __forceinline__ void find(uint32_t codes) const
+    {
+        const uint32_t thread = threadIdx.x;
+        if (thread < turn_tile) {
+#pragma unroll
+            for (uint32_t i = 0; i < count; i++) {
+                const uint32_t code = count == 1 ? codes : codes >> 8 * i & 0xffu;
+                const uint32_t largest = __reduce_max_sync(~0u, code == MOK_E8M0_NAN ? 0u : code);
+                memory[row_scales + i * turn_tile + thread] = static_cast<uint8_t>(code);
+                if (thread % 32 == 0)
+                    of_warps(i)[thread / 32] = largest;
+            }
+        }
+        __syncthreads();
     }
-    __syncthreads();
-    const uint32_t *of_warp = reinterpret_cast<const uint32_t *>(memory + warp_scales);
-    return max(max(of_warp[0], of_warp[1]), max(of_warp[2], of_warp[3]));
+    __device__ __forceinline__ uint32_t *of_warps(uint32_t across) const
+    {
+        return reinterpret_cast<uint32_t *>(memory + warp_scales) + 4 * across;
+    }
+    __device__ __forceinline__ uint32_t largest(uint32_t down, uint32_t across) const
+    {
+        const uint32_t *of = of_warps(across);
+        return count == 1 ? max(max(of[0], of[1]), max(of[2], of[3])) : of[down];
+    }
+    __device__ __forceinline__ uint32_t of_row(uint32_t row, uint32_t across) const
+    {
+        return memory[row_scales + across * turn_tile + row];
+    }
+    /* To the operand's, of the 128 x 128 codes at (block, column_tile). */
+    __device__ __forceinline__ void leave(const mok_cuda_tokenwise &o, uint32_t block, uint32_t column_tile) const
+    {
+        const uint32_t down = threadIdx.x / count, across = threadIdx.x % count, tiles = (o.columns + Scale - 1) / Scale;
+        if (down < count && column_tile * count + across < tiles)
+            o.to_scale[static_cast<uint64_t>(block * count + down) * tiles + column_tile * count + across] =
+                mok_e8m0_to_f32(static_cast<uint8_t>(largest(down, across)));
+    }
+};
+
+/* A row's scales of the 128 columns that `scale` is the first of: all the same, or four bytes. */
+template <uint32_t Scale> __device__ __forceinline__ uint32_t load_scales(const uint8_t *scale)
+{
+    return Scale == turn_tile ? __ldcg(scale) : __ldcg(reinterpret_cast<const uint32_t *>(scale));
 }
 
 __host__ __device__ __forceinline__ uint32_t tiles_of(const mok_cuda_tokenwise &o)
@@ -83,6 +122,7 @@ __host__ __device__ __forceinline__ uint32_t tiles_of(const mok_cuda_tokenwise &
     return (o.columns + turn_tile - 1) / turn_tile;
 }
 
+template <uint32_t Scale>
 __global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_constant__ mok_cuda_tokenwise_args a)
 {
     const uint32_t block = blockIdx.x, thread = threadIdx.x;
@@ -93,6 +133,7 @@ __global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_co
     const uint32_t column = column_tile * turn_tile;
     uint8_t *memory = dynamic_shared();
     const turned_tile tile(memory);
+    const tile_scales<Scale> scales = { memory };
     uint64_t *places = reinterpret_cast<uint64_t *>(memory + row_places);
     wait_for_previous_kernel();
     const uint64_t first = static_cast<uint64_t>(a.macrobatch) * a.ring_rows + static_cast<uint64_t>(block) * turn_tile;
@@ -102,13 +143,14 @@ __global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_co
     if (at.rows == 0)
         return;
 
-    uint32_t code = 0;
+    uint32_t codes = 0;
     if (thread < at.rows) {
         const row_at row = find_row(a, o, block, column, at.padded, thread);
         places[thread] = reinterpret_cast<uint64_t>(row.codes);
-        code = __ldcg(row.scale);
+        codes = load_scales<Scale>(row.scale);
     }
-    const uint32_t largest = find_largest(memory, code);
+    scales.find(codes);
+    const uint32_t across = 16 * tile.chunk / Scale, largest = scales.largest(4 * tile.quad / Scale, across);
     uint4 v[4];
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
@@ -119,12 +161,11 @@ __global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_co
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t own = memory[row_scales + 4 * tile.quad + i];
+        const uint32_t own = scales.of_row(4 * tile.quad + i, across);
         v[i] = make_uint4(turn_codes(v[i].x, own, largest), turn_codes(v[i].y, own, largest),
                           turn_codes(v[i].z, own, largest), turn_codes(v[i].w, own, largest));
     }
-    if (thread == 0)
-        o.to_scale[static_cast<uint64_t>(block) * tiles_of(o) + column_tile] = mok_e8m0_to_f32(static_cast<uint8_t>(largest));
+    scales.leave(o, block, column_tile);
     tile.put(v);
     tile.leave(o.to + static_cast<uint64_t>(column) * a.ring_rows + block * turn_tile, a.ring_rows, o.columns - column,
                turn_tile);
@@ -139,5 +180,5 @@ extern "C" int mok_cuda_launch_tokenwise(const mok_cuda_tokenwise_args *args, vo
     for (const mok_cuda_tokenwise &o : args->operand)
         tiles += mok::tiles_of(o);
     const dim3 grid(args->ring_rows / mok::turn_tile, tiles);
-    return mok::launch(true, mok::tokenwise_kernel, grid, mok::turn_threads, mok::tokenwise_bytes, stream, *args);
+    return mok::launch(true, args->per32 ? mok::tokenwise_kernel<32> : mok::tokenwise_kernel<128>, grid, mok::turn_threads, mok::tokenwise_bytes, stream, *args);
 }

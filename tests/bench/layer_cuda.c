@@ -3,7 +3,7 @@
  * mok-bench layer --engine cuda: a layer on one or several GPUs, through mokd in the order of CUDA streams, alternated
  * with the same kernels launched in this process on the same inputs. What is left between the two is what the daemon
  * costs. CUDA events round each operation, the slowest rank counts; medians. `queued`: several operations in a row on
- * the stream, time of one.
+ * the stream, time of one. --beside-bf16: a BF16 layer of the same shape is measured in turn with the one that is asked for.
  */
 #include <cuda_runtime_api.h>
 #include <getopt.h>
@@ -47,6 +47,7 @@ struct options {
     uint32_t precision; /* enum mok_precision */
     bool tiles; /* weights in tiles of 128 x 128 */
     bool transposed; /* those are bound transposed, too */
+    bool beside_bf16;
 };
 
 enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
@@ -57,10 +58,17 @@ struct figures {
     double ms[FIGURES][CUDA_MAX_RANKS][MAX_ROUNDS];
 };
 
+/* A layer that is measured; the second one is BF16's. */
+enum { ASKED, BESIDE, LAYERS };
+struct layer {
+    struct options options;
+    struct cuda_run run;
+    struct figures figures;
+};
+
 struct part {
-    struct cuda_rank *rank;
-    const struct options *options;
-    struct figures *figures;
+    struct layer *layer; /* [layers] */
+    uint32_t layers, rank;
     int code;
 };
 
@@ -73,7 +81,7 @@ static void copy(void *to, const void *from, uint64_t bytes)
     }
 }
 
-static int measure(struct part *part)
+static int measure_round(struct layer *layer, uint32_t index, uint32_t round)
 {
     /*
      * What comes behind long work finds a slower card, so each figure comes behind each other one as often; and every second
@@ -83,29 +91,38 @@ static int measure(struct part *part)
                                                      { OWN, DAEMON_QUEUED, DAEMON, OWN_QUEUED },
                                                      { DAEMON_QUEUED, OWN_QUEUED, OWN, DAEMON },
                                                      { OWN_QUEUED, DAEMON, DAEMON_QUEUED, OWN } };
-    uint32_t rounds = part->options->rounds;
-
-    for (uint32_t i = 0; i < rounds + WARM; i++) {
-        for (int n = 0; n < FIGURES; n++) {
-            int f = order[i / 2 % FIGURES][n] ^ (i % 2 ? DAEMON ^ OWN : 0);
-            double one = cuda_rank_time(part->rank, f == DAEMON || f == DAEMON_QUEUED, f >= DAEMON_QUEUED ? QUEUED : 1);
-            if (isnan(one))
-                return -1;
-            if (i >= WARM)
-                part->figures->ms[f][part->rank->index][i - WARM] = one;
-        }
+    for (int n = 0; n < FIGURES; n++) {
+        int f = order[round / 2 % FIGURES][n] ^ (round % 2 ? DAEMON ^ OWN : 0);
+        double one = cuda_rank_time(&layer->run.rank[index], f == DAEMON || f == DAEMON_QUEUED, f >= DAEMON_QUEUED ? QUEUED : 1);
+        if (isnan(one))
+            return -1;
+        if (round >= WARM)
+            layer->figures.ms[f][index][round - WARM] = one;
     }
+    return 0;
+}
+
+/* Layers in turns, each first in every second pair of rounds. */
+static int measure(struct part *part)
+{
+    for (uint32_t i = 0; i < part->layer->options.rounds + WARM; i++)
+        for (uint32_t n = 0; n < part->layers; n++)
+            if (measure_round(&part->layer[(i / 2 + n) % part->layers], part->rank, i) < 0)
+                return -1;
     return 0;
 }
 
 static void *play_rank(void *argument)
 {
     struct part *part = argument;
+    uint32_t opened = 0;
 
-    part->code = cuda_rank_open(part->rank);
+    while (opened < part->layers && part->code == 0)
+        part->code = cuda_rank_open(&part->layer[opened++].run.rank[part->rank]);
     if (part->code == 0)
         part->code = measure(part);
-    cuda_rank_close(part->rank);
+    while (opened > 0)
+        cuda_rank_close(&part->layer[--opened].run.rank[part->rank]);
     return NULL;
 }
 
@@ -158,25 +175,41 @@ static void describe_gpu(char device[256], char driver[128])
     snprintf(driver, 128, "%s%sCUDA %d.%d", version, version[0] ? ", " : "", runtime / 1000, runtime % 1000 / 10);
 }
 
-static void report(const struct options *o, const struct shape *s, const struct figures *figures)
+/* What is said of the layer that ran in turn with this one; nothing if there was none. */
+static void describe_beside(const struct layer *beside, char ret[160])
 {
+    const struct options *o = beside ? &beside->options : NULL;
+
+    ret[0] = 0;
+    if (beside)
+        snprintf(ret, 160, ",\"bf16_ms\":%.4f,\"bf16_queued_ms\":%.4f,\"bf16_peer_ms\":%.4f",
+                 slowest_median(&beside->figures, DAEMON, o->ep, o->rounds),
+                 slowest_median(&beside->figures, DAEMON_QUEUED, o->ep, o->rounds),
+                 slowest_median(&beside->figures, OWN, o->ep, o->rounds));
+}
+
+static void report(const struct layer *layer, const struct shape *s, const struct layer *beside)
+{
+    const struct options *o = &layer->options;
+    const struct figures *figures = &layer->figures;
     double median[FIGURES];
     double gflop = (o->both ? 18.0 : o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
     const char *op = o->both ? "forward+backward" : o->backward ? "backward" : "forward";
-    char extra[480], device[256], driver[128];
+    char extra[640], device[256], driver[128], of_bf16[160];
 
     describe_gpu(device, driver);
+    describe_beside(beside, of_bf16);
     for (int f = 0; f < FIGURES; f++)
         median[f] = slowest_median(figures, (enum figure)f, o->ep, o->rounds);
     double cost = median_cost(figures, DAEMON, OWN, o->ep, o->rounds);
     double queued = median_cost(figures, DAEMON_QUEUED, OWN_QUEUED, o->ep, o->rounds);
     snprintf(extra, sizeof(extra),
              "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
-             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"wgrad\":\"%s\",\"transposed\":%s",
+             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"wgrad\":\"%s\",\"transposed\":%s%s",
              mps ? "mps" : "slices", o->gpus, cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
              (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32",
-             o->mxfp8_wgrad ? "mxfp8" : "bf16", o->transposed ? "true" : "false");
+             o->mxfp8_wgrad ? "mxfp8" : "bf16", o->transposed ? "true" : "false", of_bf16);
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
                                    .precision = o->tiles ? "mxfp8-per128, tiles" : mok_precision_text(o->precision),
@@ -206,57 +239,81 @@ static uint32_t experts_of(const struct shape *s, uint32_t ep)
     return ep * (s->local * ep >= s->topk ? s->local : (s->topk + ep - 1) / ep);
 }
 
-static int run_shape(const struct options *o, const struct shape *s, const char *socket)
+static void describe(struct layer *l, const struct options *o, const struct shape *s, const char *socket)
 {
-    struct cuda_run *run = calloc(1, sizeof(*run));
-    struct figures *figures = calloc(1, sizeof(*figures));
+    l->options = *o;
+    l->run.problem = (struct workload){ .hidden = s->hidden,
+                                        .intermediate = s->intermediate,
+                                        .experts = experts_of(s, o->ep),
+                                        .topk = s->topk,
+                                        .ep = o->ep,
+                                        .precision = o->precision,
+                                        .tiles = o->tiles,
+                                        .transposed = o->transposed,
+                                        .max_tokens = o->tokens,
+                                        .context_mode = o->context_mode,
+                                        .seed = 1,
+                                        .routing = o->routing,
+                                        .forward_only = !o->backward,
+                                        .repeated = true,
+                                        .ring_bytes = o->ring_bytes,
+                                        .minibatch_rows = o->minibatch_rows,
+                                        .bf16_gradients = o->bf16_gradients,
+                                        .mxfp8_wgrad = o->mxfp8_wgrad };
+    l->run.group = o->precision == MOK_BF16 ? "bench-bf16" : "bench";
+    l->run.gpus = o->gpus;
+    l->run.backward = o->backward;
+    l->run.both = o->both;
+    l->run.socket = socket;
+    for (uint32_t r = 0; r < o->ep; r++)
+        l->run.rank[r] = (struct cuda_rank){ .run = &l->run, .index = r, .gpu = (int)(r % o->gpus) };
+}
+
+/* A thread a rank. */
+static int run_layers(struct layer *layer, uint32_t layers, uint32_t ep)
+{
     struct part part[CUDA_MAX_RANKS];
     pthread_t thread[CUDA_MAX_RANKS];
-    int code = run && figures ? 0 : -1;
+    int code = 0;
 
-    if (code == 0 && experts_of(s, o->ep) % o->ep) {
+    for (uint32_t i = 0; i < layers; i++)
+        pthread_barrier_init(&layer[i].run.barrier, NULL, ep);
+    for (uint32_t r = 0; r < ep; r++) {
+        part[r] = (struct part){ layer, layers, r, 0 };
+        pthread_create(&thread[r], NULL, play_rank, &part[r]);
+    }
+    for (uint32_t r = 0; r < ep; r++) {
+        pthread_join(thread[r], NULL);
+        code = part[r].code < 0 ? -1 : code;
+    }
+    for (uint32_t i = 0; i < layers; i++)
+        pthread_barrier_destroy(&layer[i].run.barrier);
+    return code;
+}
+
+static int run_shape(const struct options *o, const struct shape *s, const char *socket)
+{
+    struct options bf16 = *o;
+    struct layer *layer;
+    int code;
+
+    if (experts_of(s, o->ep) % o->ep) {
         fprintf(stderr, "mok-bench: --ep is %u, must divide the %u experts of %s\n", o->ep, s->experts, s->name);
-        code = -1;
+        return -1;
     }
-    if (code == 0) {
-        run->problem = (struct workload){ .hidden = s->hidden,
-                                          .intermediate = s->intermediate,
-                                          .experts = experts_of(s, o->ep),
-                                          .topk = s->topk,
-                                          .ep = o->ep,
-                                          .precision = o->precision,
-                                          .tiles = o->tiles,
-                                          .transposed = o->transposed,
-                                          .max_tokens = o->tokens,
-                                          .context_mode = o->context_mode,
-                                          .seed = 1,
-                                          .routing = o->routing,
-                                          .forward_only = !o->backward,
-                                          .repeated = true,
-                                          .ring_bytes = o->ring_bytes,
-                                          .minibatch_rows = o->minibatch_rows,
-                                          .bf16_gradients = o->bf16_gradients,
-                                          .mxfp8_wgrad = o->mxfp8_wgrad };
-        run->gpus = o->gpus;
-        run->backward = o->backward;
-        run->both = o->both;
-        run->socket = socket;
-        pthread_barrier_init(&run->barrier, NULL, o->ep);
-        for (uint32_t r = 0; r < o->ep; r++) {
-            run->rank[r] = (struct cuda_rank){ .run = run, .index = r, .gpu = (int)(r % o->gpus) };
-            part[r] = (struct part){ &run->rank[r], o, figures, 0 };
-            pthread_create(&thread[r], NULL, play_rank, &part[r]);
-        }
-        for (uint32_t r = 0; r < o->ep; r++) {
-            pthread_join(thread[r], NULL);
-            code = part[r].code < 0 ? -1 : code;
-        }
-        pthread_barrier_destroy(&run->barrier);
-        if (code == 0)
-            report(o, s, figures);
-    }
-    free(figures);
-    free(run);
+    layer = calloc(LAYERS, sizeof(*layer));
+    if (!layer)
+        return -1;
+    bf16.precision = MOK_BF16;
+    bf16.tiles = bf16.transposed = bf16.mxfp8_wgrad = false;
+    describe(&layer[ASKED], o, s, socket);
+    describe(&layer[BESIDE], &bf16, s, socket);
+    code = run_layers(layer, o->beside_bf16 ? LAYERS : 1, o->ep);
+    if (code == 0)
+        report(&layer[ASKED], s, o->beside_bf16 ? &layer[BESIDE] : NULL);
+    if (code == 0 && o->beside_bf16)
+        report(&layer[BESIDE], s, NULL);
+    free(layer);
     return code;
 }
 
@@ -272,6 +329,7 @@ static int usage(FILE *file)
             "  --precision bf16|mxfp8|mxfp8-tiles|mxfp8-per32   of the experts (default bf16; mxfp8: scales of 128 values,\n"
             "                          of weights of 1 x 128, or of tiles of 128 x 128; mxfp8-per32: of 32 values)\n"
             "  --transposed            with mxfp8-tiles: weights are bound transposed, too\n"
+            "  --beside-bf16           a BF16 layer of the same shape in turn with it, in one process\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
             "  --gpus N                GPUs that they are spread over (default 1)\n"
             "  --tokens N              tokens a rank (default 2048)\n"
@@ -313,7 +371,8 @@ static void parse(int argc, char **argv, struct options *o)
         { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
         { "precision", required_argument, NULL, 'x' }, { "grads", required_argument, NULL, 'd' },
         { "wgrad", required_argument, NULL, 'w' },   { "transposed", no_argument, NULL, 'q' },
-        { "help", no_argument, NULL, 'h' },          { 0 },
+        { "beside-bf16", no_argument, NULL, 'z' },   { "help", no_argument, NULL, 'h' },
+        { 0 },
     };
     int c;
 
@@ -357,6 +416,9 @@ static void parse(int argc, char **argv, struct options *o)
         case 'q':
             o->transposed = true;
             break;
+        case 'z':
+            o->beside_bf16 = true;
+            break;
         case 'c':
             o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;
             break;
@@ -380,6 +442,10 @@ static void parse(int argc, char **argv, struct options *o)
         default:
             exit(usage(stderr));
         }
+    }
+    if (o->beside_bf16 && o->precision == MOK_BF16) {
+        fprintf(stderr, "mok-bench: --beside-bf16 needs a --precision that is not bf16\n");
+        exit(2);
     }
 }
 

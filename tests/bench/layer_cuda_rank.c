@@ -285,7 +285,7 @@ int cuda_rank_open(struct cuda_rank *rank)
     if (cuda_rank_meet(rank, r) < 0)
         return -1;
     if (workload_open(&rank->daemon, &run->problem, rank->index, tokens, (uint64_t)rank->index * tokens, run->socket,
-                      "bench", rank->index) < 0)
+                      run->group, rank->index) < 0)
         r = say(rank, "opening", mok_last_error());
     if (r == 0)
         r = open_streams(rank);

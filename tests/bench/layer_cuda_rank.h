@@ -42,7 +42,7 @@ struct cuda_run {
     uint32_t gpus;
     bool backward; /* or, with `both`, a forward and then a backward */
     bool both;
-    const char *socket;
+    const char *socket, *group;
     pthread_barrier_t barrier;
     struct cuda_rank rank[CUDA_MAX_RANKS];
     int code[CUDA_MAX_RANKS];

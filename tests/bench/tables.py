@@ -112,14 +112,16 @@ def scales_cuda(rs):
 
 
 def mxfp8_mokd(rs):
-    """Through mokd, both by mok-bench layer: an operation of BF16 and the same of MXFP8, each on a card that does nothing else."""
+    """Through mokd, both by mok-bench layer: an operation of MXFP8 and the same of BF16, in turn where the line has both (--beside-bf16), else each by itself."""
+    alone = {tuple(r[k] for k in ("shape", "op", "ep", "tokens", "routing", "sharing")): r for r in rs if r["precision"] == "bf16"}
     rows = []
-    for bf16 in sorted((r for r in rs if r["precision"] == "bf16"), key=order):
-        for r in rs:
-            if r["precision"] != "bf16" and all(r[k] == bf16[k] for k in ("shape", "op", "ep", "tokens", "routing", "sharing")):
-                rows.append([r["shape"], r["op"], "128 x 128" if "tiles" in r["precision"] else "1 x 128", number(bf16["ms"], 3), number(r["ms"], 3), number(bf16["ms"] / r["ms"], 3),
-                             number(bf16["queued_ms"] / r["queued_ms"], 3)])
-    return table(["shape", "op", "weights", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued"], rows)
+    for r in sorted((r for r in rs if r["precision"] != "bf16"), key=order):
+        bf16 = alone.get(tuple(r[k] for k in ("shape", "op", "ep", "tokens", "routing", "sharing")), {})
+        one, queued = (r.get(f"bf16_{k}", bf16.get(k)) for k in ("ms", "queued_ms"))
+        weights = ("128 x 128" if "tiles" in r["precision"] else "1 x 128") + (", transposed too" if r.get("transposed") else "")
+        rows.append([r["shape"], r["op"], weights, r.get("wgrad", "bf16") if "backward" in r["op"] else "-", "yes" if "bf16_ms" in r else "no",
+                     number(one, 3), number(r["ms"], 3), number(one and one / r["ms"], 3), number(queued and queued / r["queued_ms"], 3)])
+    return table(["shape", "op", "weights", "weight gradients", "in turn", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued"], rows)
 
 
 def quantize_cuda(rs):

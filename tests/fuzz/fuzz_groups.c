@@ -109,7 +109,13 @@ static void op_layer_gone(void *cookie, uint32_t group, uint32_t layer, uint32_t
 static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
 {
     (void)cookie;
-    snprintf(ret, size, "%s", name ? name : a_long_reason);
+    snprintf(ret, size, "%s", name);
+}
+
+static void op_apart(void *cookie, char *ret, size_t size)
+{
+    (void)cookie;
+    snprintf(ret, size, "%s", a_long_reason);
 }
 
 static bool op_id_is_taken(void *cookie, uint32_t id)
@@ -129,6 +135,7 @@ static const struct group_ops operations = {
     .dropped = op_dropped,
     .layer_gone = op_layer_gone,
     .unreached = op_unreached,
+    .apart = op_apart,
     .id_is_taken = op_id_is_taken,
 };
 

@@ -235,6 +235,74 @@ static void ranks_that_do_not_fit_are_refused_with_names_of_ranks_and_nodes(void
     leave_all(seats, 3);
 }
 
+/* Ranks 0 and 1 have come, on the nodes of these numbers: the home knows of both, the others of their own. */
+static void expect_view(struct rack_stack *rack, unsigned at, unsigned home, const char *name)
+{
+    struct rack_stack_forming seen;
+    char home_name[16];
+
+    if (rack_stack_forming(rack, at, name, &seen) < 0) {
+        assert_in_range(at, 2, rack->nodes - 1);
+        assert_int_not_equal(at, home);
+        return;
+    }
+    snprintf(home_name, sizeof(home_name), "n%u", home);
+    assert_string_equal(seen.home, home_name);
+    assert_int_equal(seen.partial, at != home);
+    assert_int_equal(seen.joined, at == home ? 2 : 1);
+}
+
+/* The node that knows of both. */
+static unsigned find_home(struct rack_stack *rack, const char *name)
+{
+    struct rack_stack_forming seen;
+
+    for (int tries = 0; tries < 3000; tries++) {
+        for (unsigned node = 0; node < rack->nodes; node++)
+            if (rack_stack_forming(rack, node, name, &seen) == 0 && seen.joined == 2)
+                return node;
+        usleep(10000);
+    }
+    fail_msg("no node shows both ranks of group %s", name);
+    return 0;
+}
+
+static unsigned look_at_a_group_that_forms(struct rack_stack *rack, const char *name)
+{
+    struct rack_stack_forming seen;
+    struct seat seats[3];
+    struct joiner j[3];
+
+    for (uint32_t r = 0; r < 3; r++)
+        assert_int_equal(sit(&seats[r], rack->node[r].socket), 0);
+    for (uint32_t r = 0; r < 2; r++)
+        begin_join(&j[r], &seats[r], name, 3, r, 0, 60000);
+    unsigned home = find_home(rack, name);
+    for (unsigned at = 0; at < rack->nodes; at++)
+        expect_view(rack, at, home, name);
+    begin_join(&j[2], &seats[2], name, 3, 2, 0, 60000);
+    for (uint32_t r = 0; r < 3; r++)
+        end_join(&j[r], 0, "");
+    for (unsigned at = 0; at < rack->nodes; at++)
+        assert_int_equal(rack_stack_forming(rack, at, name, &seen), -1);
+    leave_all(seats, 3);
+    return home;
+}
+
+static void a_group_that_forms_is_shown_whole_at_its_home_and_as_a_part_elsewhere(void **state)
+{
+    bool with_ranks = false, without_ranks = false;
+    char name[16];
+
+    for (unsigned i = 0; i < 64 && !(with_ranks && without_ranks); i++) {
+        snprintf(name, sizeof(name), "forms-%u", i);
+        unsigned home = look_at_a_group_that_forms(*state, name);
+        with_ranks |= home < 2;
+        without_ranks |= home >= 2;
+    }
+    assert_true(with_ranks && without_ranks);
+}
+
 /* Rank 1 is turned away, again and again: rank 0 may come to wait for it only now. */
 static void end_join_of_who_waits(struct joiner *waits, struct joiner *other, struct seat *seat)
 {
@@ -483,6 +551,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_and_four_nodes_give_the_bits_of_one),
         cmocka_unit_test(ranks_that_do_not_fit_are_refused_with_names_of_ranks_and_nodes),
+        cmocka_unit_test(a_group_that_forms_is_shown_whole_at_its_home_and_as_a_part_elsewhere),
         cmocka_unit_test(ranks_that_wait_for_one_on_a_node_that_drains_are_told),
         cmocka_unit_test(a_layer_on_which_ranks_differ_is_made_nowhere_and_the_next_one_is),
         cmocka_unit_test(memory_that_one_node_does_not_give_is_given_nowhere),

@@ -177,6 +177,30 @@ int rack_stack_await(struct rack_stack *rack, unsigned of, unsigned count)
     return -1;
 }
 
+int rack_stack_forming(struct rack_stack *rack, unsigned at, const char *name, struct rack_stack_forming *ret)
+{
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__StatusQuery query = MOK__STATUS_QUERY__INIT;
+    Mok__Reply *reply = NULL;
+    int r = -1;
+
+    request.body_case = MOK__REQUEST__BODY_STATUS_QUERY;
+    request.status_query = &query;
+    if (ask(&rack->node[at], &request, &reply) < 0)
+        return -1;
+    for (size_t i = 0; reply->body_case == MOK__REPLY__BODY_STATUS && i < reply->status->n_group; i++) {
+        const Mok__GroupInfo *group = reply->status->group[i];
+        if (strcmp(group->name, name) != 0 || strcmp(group->state, "forming") != 0)
+            continue;
+        snprintf(ret->home, sizeof(ret->home), "%s", group->home);
+        ret->joined = group->joined;
+        ret->partial = group->partial;
+        r = 0;
+    }
+    mok_wire_free(&reply->base);
+    return r;
+}
+
 int rack_stack_drain(struct rack_stack *rack, unsigned at, unsigned node, int undo)
 {
     Mok__Request request = MOK__REQUEST__INIT;

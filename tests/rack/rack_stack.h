@@ -39,6 +39,14 @@ int rack_stack_boot(struct rack_stack *rack, unsigned node);
 void rack_stack_kill(struct rack_stack *rack, unsigned node);
 /* Waits until node `of` says that `count` other nodes are up; 0, or -1. */
 int rack_stack_await(struct rack_stack *rack, unsigned of, unsigned count);
+/* A group of which not all ranks have come, as a node shows it. */
+struct rack_stack_forming {
+    char home[16];
+    unsigned joined;
+    bool partial;
+};
+/* -1: node `at` shows no such group. */
+int rack_stack_forming(struct rack_stack *rack, unsigned at, const char *name, struct rack_stack_forming *ret);
 /* Node `at` reads its inventory again: without `node`, or with it as before. 0, or -1. */
 int rack_stack_reload(struct rack_stack *rack, unsigned at, unsigned node, int without);
 /* Node `at` is told to drain, or with `undo` to open, all devices of another; 0, or what it answers. */

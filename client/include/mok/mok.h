@@ -153,11 +153,19 @@ typedef struct mok_group_options {
  * Joins; collective, in any order of arrival. Sleeps until all ranks have joined.
  * Errors: MOK_ENAME; MOK_ERANGE ranks, device; MOK_ERANK rank outside 0..ranks-1 or taken; MOK_EMISMATCH ranks differ
  * on the size; MOK_EBUSY the device has a rank of this group already; MOK_EEXIST this session is a rank of it already;
- * MOK_ETIMEDOUT (the sentence names the missing ranks, and nodes that this one does not reach, with the reason);
+ * MOK_ETIMEDOUT (the sentence names the missing ranks, nodes that this one does not reach, with the reason, and a node
+ * whose inventory is another one);
  * MOK_EQUOTA; MOK_ENODEV; MOK_EDEVICE; MOK_EACCESS not a device for this user, or not for him alone; MOK_EDRAIN;
  * MOK_EEXCLUSIVE another group has the device alone, or others use what this one wants alone.
- * Between nodes a rank of a group that stands is taken at every node; at one that has no rank of it, that is said half a
- * second later. Where nodes have lost sight of each other the rank may wait for others instead: set timeout_ms.
+ * Groups of one name: names are a user's own. A join that returns 0 is in one group, which all its ranks have joined,
+ * each once, or which ends for all of them (MOK_EPEER); two groups of a name never mix. At one mokd there is one at a
+ * time; the name of one that has failed is free. Between nodes a rank of a group that stands is taken at every node; at
+ * one that has no rank of it, that is said half a second later. While all nodes see each other, none comes or goes, and
+ * their inventories are the same, one group over several nodes has the name, and of two ranks of one number the second
+ * is refused. But a node at which all ranks of a group come together, within that half second, forms it without the
+ * word of others: ranks that race at several nodes may make a group at each, beside one over nodes. And nodes that do
+ * not see each other, or differ on who is there, may make one each, or a rank waits for others in vain: set timeout_ms.
+ * A job that may be started twice wants another name each time. (ABI.md, section 15, says how names are kept.)
  */
 int mok_group_join(mok_session *session, const mok_group_options *options, mok_group **ret_group);
 /**
@@ -316,9 +324,9 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  *
  * Weight gradients of an MXFP8 layer's experts are products of E4M3, of rows quantised along the token axis
  * (MOK_WGRAD_MXFP8; ABI.md, MX tensors), or of the BF16 values that the quantised rows are worth (MOK_WGRAD_BF16). The
- * first are faster on a GPU, and the default with MOK_MXFP8_PER128; the second round less, and are the default otherwise.
- * MOK_WGRAD_MXFP8 is MOK_EDTYPE of a BF16 layer; a CUDA device has it with MOK_MXFP8_PER128 alone, else MOK_ENOTSUP. A
- * shared expert's are BF16.
+ * first are faster on a GPU, and the default with MOK_MXFP8_PER128; the second round less, and are the default otherwise
+ * (no GPU has timed the first with MOK_MXFP8_PER32). MOK_WGRAD_MXFP8 is MOK_EDTYPE of a BF16 layer. A shared expert's are
+ * BF16.
  *
  * A GPU's MXFP8 backward multiplies transposed weights, and turns them anew in each operation, since nobody says when they
  * have changed. With transposed_weights 1 the program binds them beside the others and keeps both alike: no operation turns

@@ -111,6 +111,10 @@ case_resume() {
     if run again --steps 7 --checkpoint "$work/checkpoint" --resume; then
         die "a finished run was resumed"
     fi
+    if run mixed --steps 9 --checkpoint "$work/checkpoint" --resume --precision mxfp8-per32; then
+        die "a run in another precision was resumed"
+    fi
+    grep -q 'was written with --precision bf16, this run has mxfp8-per32$' "$work/mixed.out" || die "no reason"
 }
 
 # What may change speed and memory only must not change a bit.

@@ -260,6 +260,9 @@ static void draft_status(struct draft *d)
     d->group_info.state = (char *)"forming";
     d->group_info.error = (char *)"";
     d->group_info.size = 2;
+    d->group_info.joined = 1;
+    d->group_info.home = (char *)"n7";
+    d->group_info.partial = true;
     d->group_session[0] = 7;
     d->group_device[0] = 1;
     d->group_info.n_session = d->group_info.n_device = 2;

@@ -68,6 +68,8 @@ static void each_command_prints_its_table_and_exits_with_0(void **state)
     assert_int_equal(mokctl("groups"), 0);
     assert_says("USER");
     assert_says("1,-");
+    assert_says("1 here  forming at n7");
+    assert_says("mokctl groups on the node where they meet (at NODE) shows all that have come");
     assert_int_equal(mokctl("layers"), 0);
     assert_says("LAYER  GROUP  RANK  DEVICE  SESSION  HIDDEN  INTERMEDIATE  EXPERTS  TOPK  TOKENS  PRECISION");
     assert_says(

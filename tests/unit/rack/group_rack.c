@@ -115,16 +115,23 @@ static void op_layer_gone(void *cookie, uint32_t group, uint32_t layer, uint32_t
     add_note(cookie, NOTE_LAYER_GONE, group, layer, NULL);
 }
 
-/* One that is cut off, or its name is not known here. */
 static void op_unreached(void *cookie, const char *name, char *ret, size_t size)
 {
-    const struct rack_node *at = cookie;
+    (void)cookie;
+    (void)name;
+    snprintf(ret, size, "lost");
+}
+
+/* One that is cut off, if any. */
+static void op_apart(void *cookie, char *ret, size_t size)
+{
+    const struct group_node *node = &((struct rack_node *)cookie)->node;
 
     ret[0] = '\0';
-    for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
-        if (at->node.peer[node].known && !at->node.peer[node].up &&
-            (!name || strcmp(name, at->node.peer[node].name) == 0))
-            snprintf(ret, size, name ? "lost%.0s" : "node %s (lost)", at->node.peer[node].name);
+    for (uint32_t peer = 0; peer < GROUP_MAX_NODES; peer++)
+        if (node->peer[peer].known && !node->peer[peer].up)
+            snprintf(ret, size, "node %s does not reach node %s (lost)", group_node_name(node, node->self),
+                     group_node_name(node, peer));
 }
 
 static bool op_id_is_taken(void *cookie, uint32_t id)
@@ -143,6 +150,7 @@ static const struct group_ops ops = {
     .dropped = op_dropped,
     .layer_gone = op_layer_gone,
     .unreached = op_unreached,
+    .apart = op_apart,
     .id_is_taken = op_id_is_taken,
 };
 

@@ -398,6 +398,35 @@ static void a_peer_that_steps_down_to_a_version_we_do_not_speak_is_lost(void **s
     assert_int_equal(a.peer.state, RACK_LOST);
 }
 
+static void what_an_earlier_life_spoke_does_not_change_what_is_spoken_now(void **state)
+{
+    (void)state;
+    a.self.versions = (struct rack_versions){ 1, 2 };
+    rise();
+    assert_int_equal(a.peer.version, 1);
+    struct packet late = beat_of(&b);
+    boot(&b, "b", "a", 3);
+    b.self.versions = (struct rack_versions){ 1, 2 };
+    rise();
+    assert_int_equal(a.peer.version, 2);
+    assert_int_equal(hear(&a, late), RACK_VERDICT_DROP);
+    assert_int_equal(a.peer.version, 2);
+}
+
+static void a_beat_under_a_boot_id_that_said_no_hello_does_not_change_what_is_spoken(void **state)
+{
+    (void)state;
+    a.self.versions = b.self.versions = (struct rack_versions){ 1, 2 };
+    rise();
+    struct node strange = b;
+    memset(strange.self.boot_id, 9, RACK_BOOT_BYTES);
+    strange.self.versions = (struct rack_versions){ 1, 1 };
+    strange.peer.version = 1;
+    assert_int_equal(hear(&a, beat_of(&strange)), RACK_VERDICT_DROP);
+    assert_int_equal(a.peer.version, 2);
+    assert_int_equal(a.peer.state, RACK_UP);
+}
+
 /* ------------------------------------------------------------------ leaving */
 
 static struct packet goodbye_of(struct node *from)
@@ -470,6 +499,8 @@ int main(void)
         TEST(round_trip_and_wall_clock_are_measured),
         TEST(versions_without_a_common_one_are_no_link),
         TEST(a_peer_that_steps_down_to_a_version_we_do_not_speak_is_lost),
+        TEST(what_an_earlier_life_spoke_does_not_change_what_is_spoken_now),
+        TEST(a_beat_under_a_boot_id_that_said_no_hello_does_not_change_what_is_spoken),
         TEST(who_says_goodbye_has_left_at_once_and_all_it_had_is_void),
         TEST(a_goodbye_of_an_earlier_epoch_is_dropped),
     };

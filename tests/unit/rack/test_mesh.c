@@ -391,17 +391,23 @@ static bool one_says_so(struct rack_net *it)
 
 static void a_key_that_is_not_in_the_inventory_is_refused_and_says_so(void **state)
 {
+    struct rack_totals totals;
+
     (void)state;
     net.node[0].config.n_nodes = 1;
     rack_net_start_all(&net);
     rack_net_until(&net, zero_has_refused, "a strange key is let in");
     rack_net_until(&net, one_says_so, "the stranger is not told");
     assert_int_equal(net.node[0].messages, 0);
+    rack_totals(net.node[0].rack, &totals);
+    assert_in_range(totals.refused_lately, 1, totals.refused);
+    assert_memory_equal(totals.refused_from, "127.", 4);
 }
 
 static void a_refused_node_comes_in_once_it_is_in_the_inventory(void **state)
 {
     char text[RACK_MAX_TEXT];
+    struct rack_totals totals;
 
     (void)state;
     net.node[0].config.n_nodes = 1;
@@ -410,6 +416,9 @@ static void a_refused_node_comes_in_once_it_is_in_the_inventory(void **state)
     net.node[0].config.n_nodes = 2;
     assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
     rack_net_until(&net, rack_net_all_up, "the node does not come in");
+    rack_totals(net.node[0].rack, &totals);
+    assert_true(totals.refused > 0);
+    assert_int_equal(totals.refused_lately, 0); /* that was of another inventory */
 }
 
 static bool zero_sees_the_lie(struct rack_net *it)

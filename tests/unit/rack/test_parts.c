@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Frames, inventories, decisions about who may connect, and keys: each by itself. */
+/* Frames, inventories, decisions about who may connect, what waits for a peer, and keys: each by itself. */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -8,12 +8,15 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "rack/frame.h"
 #include "rack/gate.h"
 #include "rack/inventory.h"
+#include "rack/lately.h"
+#include "rack/link.h"
 #include "rack/zap.h"
 #include "rack_key.h"
 #include "util.h"
@@ -426,6 +429,133 @@ static void the_gate_knows_ipv6(void **state)
     rack_gate_close(&gate);
 }
 
+/* ------------------------------------------------------------------ how often of late */
+
+static void what_is_five_minutes_old_counts_no_more(void **state)
+{
+    const uint64_t second = 1000000000, begin = 86400 * second;
+    struct rack_lately lately = { 0 };
+
+    (void)state;
+    assert_int_equal(rack_lately_count(&lately, begin), 0);
+    rack_lately_add(&lately, 3, begin);
+    rack_lately_add(&lately, 1, begin + second);
+    rack_lately_add(&lately, 2, begin + 100 * second);
+    assert_int_equal(rack_lately_count(&lately, begin + 100 * second), 6);
+    assert_int_equal(rack_lately_count(&lately, begin + 280 * second), 6);
+    assert_int_equal(rack_lately_count(&lately, begin + 301 * second), 2);
+    rack_lately_add(&lately, 5, begin + 301 * second); /* where the first ones were */
+    assert_int_equal(rack_lately_count(&lately, begin + 301 * second), 7);
+    assert_int_equal(rack_lately_count(&lately, begin + 402 * second), 5);
+    assert_int_equal(rack_lately_count(&lately, begin + 86400 * second), 0);
+}
+
+/* ------------------------------------------------------------------ what waits for a peer */
+
+#define SLOT 5u
+
+static struct rack_link *waiting_link;
+
+static void wake_nobody(void *cookie)
+{
+    (void)cookie;
+}
+
+static int start_link(void **state)
+{
+    struct rack_link_config link_config = { .versions = one, .timeout_ms = 1000 };
+    char address[RACK_MAX_ADDRESS + 1], text[RACK_MAX_TEXT];
+    struct mok_rack_key key;
+
+    (void)state;
+    snprintf(address, sizeof(address), "127.251.%d.%d:7117", getpid() / 256 % 256, getpid() % 256);
+    link_config.listen = address;
+    if (mok_rack_key_generate(&key) < 0)
+        return -1;
+    memcpy(link_config.public_key, key.public_key, RACK_KEY_BYTES);
+    memcpy(link_config.secret_key, key.secret_key, RACK_KEY_BYTES);
+    return rack_link_start(&link_config, wake_nobody, NULL, &waiting_link, text);
+}
+
+static int stop_link(void **state)
+{
+    (void)state;
+    rack_link_stop(waiting_link);
+    return 0;
+}
+
+static int send_something(void)
+{
+    return rack_link_send(waiting_link, SLOT, calloc(1, 16), 16);
+}
+
+static void send_much(void)
+{
+    for (unsigned i = 0; i < RACK_QUEUE_MESSAGES; i++)
+        send_something();
+}
+
+/* As a node that nobody answers for: what is sent to it waits. */
+static void use_slot(uint32_t serial)
+{
+    static const uint8_t key[RACK_KEY_BYTES] = { 1 };
+
+    assert_int_equal(rack_link_add(waiting_link, SLOT, serial, "127.0.0.1:1", key), 0);
+}
+
+static void expect_room_for_all(void)
+{
+    for (unsigned i = 0; i < RACK_QUEUE_MESSAGES; i++)
+        assert_int_equal(send_something(), 0);
+    assert_int_equal(send_something(), -MOK_EAGAIN);
+}
+
+/* The thread has done what it was asked before, twice over. */
+static void let_the_thread_turn(void)
+{
+    for (int i = 0; i < 3; i++) {
+        uint64_t rounds = rack_link_rounds(waiting_link);
+        rack_link_bar(waiting_link, SLOT + 1); /* wakes it */
+        for (int patience = 0; rack_link_rounds(waiting_link) == rounds; patience++) {
+            assert_in_range(patience, 0, 30000);
+            usleep(1000);
+        }
+    }
+}
+
+static void what_waited_for_who_had_a_slot_takes_no_room_from_the_next(void **state)
+{
+    (void)state;
+    use_slot(1);
+    expect_room_for_all();
+    let_the_thread_turn();
+    rack_link_remove(waiting_link, SLOT);
+    let_the_thread_turn();
+    use_slot(2);
+    expect_room_for_all();
+}
+
+static void what_is_sent_to_a_slot_of_nobody_takes_no_room_from_the_next(void **state)
+{
+    (void)state;
+    use_slot(1);
+    rack_link_remove(waiting_link, SLOT);
+    send_much();
+    let_the_thread_turn();
+    use_slot(2);
+    expect_room_for_all();
+}
+
+static void last_words_to_who_was_never_called_take_no_room_from_the_next(void **state)
+{
+    (void)state;
+    send_much();
+    rack_link_remove(waiting_link, SLOT); /* what has not been taken yet is kept for the goodbye */
+    let_the_thread_turn();
+    use_slot(2);
+    expect_room_for_all();
+}
+
 /* ------------------------------------------------------------------ keys */
 
 static char dir[64], key_path[96];
@@ -531,6 +661,13 @@ int main(void)
         cmocka_unit_test(only_keys_of_the_inventory_get_in),
         cmocka_unit_test(the_gate_lets_in_whom_it_is_told_to),
         cmocka_unit_test(the_gate_knows_ipv6),
+        cmocka_unit_test(what_is_five_minutes_old_counts_no_more),
+        cmocka_unit_test_setup_teardown(what_waited_for_who_had_a_slot_takes_no_room_from_the_next, start_link,
+                                        stop_link),
+        cmocka_unit_test_setup_teardown(what_is_sent_to_a_slot_of_nobody_takes_no_room_from_the_next, start_link,
+                                        stop_link),
+        cmocka_unit_test_setup_teardown(last_words_to_who_was_never_called_take_no_room_from_the_next, start_link,
+                                        stop_link),
         cmocka_unit_test_setup_teardown(a_key_is_read_as_it_was_written, setup_dir, remove_dir),
         cmocka_unit_test_setup_teardown(a_key_that_others_can_read_is_refused, setup_dir, remove_dir),
         cmocka_unit_test_setup_teardown(a_file_without_a_key_is_named, setup_dir, remove_dir),
