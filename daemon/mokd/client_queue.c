@@ -45,6 +45,24 @@ static int charge(struct mokd_user *user, uint32_t entries, uint64_t *ret_bytes,
     return 0;
 }
 
+static int charge_stream(struct mokd_queue *queue, uint64_t bytes, struct mokd_error *error)
+{
+    int r = mokd_user_take_bytes(queue->session->user, bytes, error);
+
+    if (r < 0)
+        return r;
+    queue->stream_bytes = bytes;
+    mokd_usage_hold_bytes(queue->usage, bytes);
+    return 0;
+}
+
+static void uncharge_stream(struct mokd_queue *queue)
+{
+    mokd_usage_free_bytes(queue->usage, queue->stream_bytes);
+    mokd_user_give_bytes(queue->session->user, queue->stream_bytes);
+    queue->stream_bytes = 0;
+}
+
 static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_device *device, uint64_t bytes)
 {
     struct mokd_queue *queue = calloc(1, sizeof(*queue));
@@ -67,6 +85,7 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
 static void queue_free(struct mokd_queue *queue)
 {
     mokd_job_totals_take(queue);
+    uncharge_stream(queue);
     mokd_usage_free_bytes(queue->usage, queue->bytes);
     mokd_usage_unref(queue->usage);
     uncharge(queue->session->user, queue->bytes);
@@ -241,8 +260,11 @@ static void stream_opened(void *cookie, uint32_t tag, const struct mokd_answer *
     struct mokd_error error = { 0 };
     Mok__Reply reply = MOK__REPLY__INIT;
     Mok__StreamOpenReply body = MOK__STREAM_OPEN_REPLY__INIT;
+    struct mokd_queue *queue = queue_by_id(stream->call.session, tag);
 
     if (answer->code < 0) {
+        if (queue)
+            uncharge_stream(queue);
         mokd_error_set(&error, answer->code, "queue = %u: %s", tag, answer->text);
         mokd_call_fail(&stream->call, &error);
     } else {
@@ -256,36 +278,40 @@ static void stream_opened(void *cookie, uint32_t tag, const struct mokd_answer *
     free(stream);
 }
 
-static int stream_begin(const struct mokd_queue *queue, struct stream **ret)
+static int stream_begin(struct mokd_queue *queue, struct stream **ret, struct mokd_error *error)
 {
-    struct stream *stream = calloc(1, sizeof(*stream));
+    uint32_t slots = queue->ring.layout.cq_entries;
+    uint64_t bytes = mok_memory_round(slots * sizeof(struct mok_stream_slot));
+    _cleanup_free_ struct stream *stream = calloc(1, sizeof(*stream));
 
+    if (queue->stream_bytes)
+        return mokd_error_set(error, -MOK_EEXIST, "queue = %u: has its stream slots already", queue->id);
     if (!stream)
-        return -MOK_ENOMEM;
-    stream->slots = queue->ring.layout.cq_entries;
-    stream->bytes = mok_memory_round(stream->slots * sizeof(struct mok_stream_slot));
-    int r = mok_memory_create("mok-stream", stream->bytes, &stream->fd);
-    if (r < 0) {
-        free(stream);
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    int r = charge_stream(queue, bytes, error);
+    if (r < 0)
         return r;
+    r = mok_memory_create("mok-stream", bytes, &stream->fd);
+    if (r < 0) {
+        uncharge_stream(queue);
+        return mokd_error_set(error, r, "queue = %u: no memory for its stream slots: %s", queue->id, mok_error_text(r));
     }
-    *ret = stream;
+    stream->slots = slots;
+    stream->bytes = bytes;
+    *ret = mok_take_pointer(&stream);
     return 0;
 }
 
 void mokd_stream_open(struct mokd_session *session, uint64_t id, const Mok__StreamOpen *request)
 {
-    const struct mokd_queue *queue = queue_by_id(session, request->queue);
+    struct mokd_queue *queue = queue_by_id(session, request->queue);
     struct mokd_error error = { 0 };
     struct stream *stream = NULL;
 
-    if (!queue || queue->closing) {
+    if (!queue || queue->closing)
         mokd_error_set(&error, -MOK_ENOENT, "queue = %u: the session has no such queue", request->queue);
-    } else {
-        int r = stream_begin(queue, &stream);
-        if (r < 0)
-            mokd_error_set(&error, r, "queue = %u: no memory for its stream slots: %s", queue->id, mok_error_text(r));
-    }
+    else
+        stream_begin(queue, &stream, &error);
     if (error.code < 0) {
         mokd_session_refuse(session, id, &error);
         return;

@@ -16,6 +16,7 @@ struct mokd_queue {
     bool open;    /* the worker serves it and the client has it */
     bool closing; /* the worker has been told to let go */
     uint64_t bytes; /* charged to the user */
+    uint64_t stream_bytes; /* of its stream slots, charged too; 0: it has none */
     struct mokd_usage_row *usage;
     uint64_t ops_done;
     struct {

@@ -50,7 +50,8 @@ static uint64_t taken_bytes(const struct mokd_device *device, uint64_t bytes)
 int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
                         struct mokd_error *error)
 {
-    uint64_t device_left = device->config->memory - device->memory_used;
+    /* what the mokd before left may be more than the configuration gives now */
+    uint64_t device_left = device->config->memory > device->memory_used ? device->config->memory - device->memory_used : 0;
     uint64_t taken = taken_bytes(device, bytes);
     struct mokd_user *user = session->user;
 

@@ -101,20 +101,20 @@ static bool resolve_peers(struct dispatcher *d, struct worker_layer *layer, stru
     bool backward = layer->args.kind == MOK_KIND_BACKWARD;
 
     for (uint32_t rank = 0; rank < layer->view.ep; rank++) {
-        const struct mok_op_info *info = &layer->view.flags[rank]->info;
+        const struct mok_op_info info = layer->view.flags[rank]->info; /* what was checked is what is used */
         struct mok_peer *peer = &layer->peer[rank];
-        bool fits = info->tokens <= layer->plan.spec.max_tokens;
+        bool fits = info.tokens <= layer->plan.spec.max_tokens;
 
-        *peer = (struct mok_peer){ .tokens = info->tokens };
-        if (!fits || !resolve(d, layer, rank, info->x_buffer, info->x_offset, info->tokens, &peer->x)) {
+        *peer = (struct mok_peer){ .tokens = info.tokens };
+        if (!fits || !resolve(d, layer, rank, info.x_buffer, info.x_offset, info.tokens, &peer->x)) {
             *ret_result = (struct mok_op_result){ .status = -MOK_EBUFFER, .argument = MOK_ARG_REGION0 + MOK_REGION_X };
-            ret_result->bad_value = info->x_buffer;
+            ret_result->bad_value = info.x_buffer;
             return false;
         }
-        if (backward && !resolve(d, layer, rank, info->d_out_buffer, info->d_out_offset, info->tokens, &peer->d_out)) {
+        if (backward && !resolve(d, layer, rank, info.d_out_buffer, info.d_out_offset, info.tokens, &peer->d_out)) {
             *ret_result =
                 (struct mok_op_result){ .status = -MOK_EBUFFER, .argument = MOK_ARG_REGION0 + MOK_REGION_D_OUT };
-            ret_result->bad_value = info->d_out_buffer;
+            ret_result->bad_value = info.d_out_buffer;
             return false;
         }
     }

@@ -156,6 +156,8 @@ void mok_queue_destroy(struct mok_queue *queue)
     mok_memory_unmap(queue->header, queue->layout.control_bytes);
     mok_memory_unmap(queue->inflight, queue->layout.inflight_bytes);
     mok_close(queue->control_fd);
+    if (queue->submit_fd >= 0) /* a client that keeps its descriptor keeps an empty file */
+        mok_memory_empty(queue->submit_fd, queue->layout.submit_bytes);
     mok_close(queue->submit_fd);
     mok_close(queue->inflight_fd);
     mok_close(queue->doorbell_fd);

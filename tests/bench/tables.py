@@ -34,15 +34,20 @@ def number(value, digits=2):
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+SHOWN = 4  # commands below a table
+
+
 def table(head, rows):
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def origin(rs):
+    """When, on what, and how; of many commands the first ones, since a row's own stands in its record."""
     first = rs[0]
     commands = sorted({r["command"] for r in rs})
-    return f"{first['date']}, {first['device']}; {first['driver']}; " + ", ".join(f"`{c}`" for c in commands)
+    more = f", and {len(commands) - SHOWN} more" if len(commands) > SHOWN else ""
+    return f"{first['date']}, {first['device']}; {first['driver']}; " + ", ".join(f"`{c}`" for c in commands[:SHOWN]) + more
 
 
 def queue(rs):

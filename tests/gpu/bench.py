@@ -20,23 +20,12 @@ import torch
 from common import *
 import mokgpu
 from mokgpu import Group, quantise
-from timing import graph, origin, row, shot
+from timing import graph, kernels, origin, row, shot
 
 shapes = sys.argv[2].split(",")
 libs = dict(a.split("=") for a in sys.argv[3:])
 rounds = int(os.environ.get("ROUNDS", "25"))
 torch.set_grad_enabled(False)
-
-
-def kernels(f, n=5):
-    from torch.profiler import profile, ProfilerActivity
-    with profile(activities=[ProfilerActivity.CUDA]) as prof:
-        for _ in range(n):
-            f()
-        torch.cuda.synchronize()
-    short = lambda s: (re.search(r"\w*_kernel\w*|k_\w+", s) or re.match(".{0,30}", s)).group(0)
-    return {short(k.key): round(k.device_time_total / k.count, 1) for k in prof.key_averages() if k.device_time_total}
-
 
 da, db = (torch.randn(8192, 8192, device="cuda", dtype=BF) for _ in range(2))
 dense = graph(lambda: da @ db)

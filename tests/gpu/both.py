@@ -4,11 +4,11 @@ same that are given transposed, too, and these with MXFP8 weight gradients. FP32
 usage: both.py SHAPE,SHAPE.. NAME=lib.so [NAME=lib.so..]; prints JSON lines, which tables.py reads; those without `ms` say whether
 bits are those of the first way with such weight gradients, how far d_x is from BF16's, and where a backward's time goes.
 ROUNDS: of each, in turn (5)."""
-import json, os, re, statistics, sys
+import json, os, statistics, sys
 import torch
 import mokgpu
 from mokgpu import Group, SHAPES, quantise, rel
-from timing import graph, origin, row, shot
+from timing import graph, kernels, origin, row, shot
 
 BF, T = torch.bfloat16, 2048
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -16,17 +16,6 @@ ROUNDS = int(os.environ.get("ROUNDS", "5"))
 WAYS = [(" tiles", {}), (" given", dict(transposed=True)), (" given w8", dict(transposed=True, mxfp8_wgrad=True))]
 libs = dict(a.split("=") for a in sys.argv[2:])
 torch.set_grad_enabled(False)
-
-
-def kernels(f, n=3):
-    """Each kernel's time, and how often it runs in an `f`."""
-    from torch.profiler import profile, ProfilerActivity
-    with profile(activities=[ProfilerActivity.CUDA]) as prof:
-        for _ in range(n):
-            f()
-        torch.cuda.synchronize()
-    short = lambda s: (re.search(r"\w*_kernel\w*", s) or re.match(".{0,30}", s)).group(0)
-    return {short(k.key): (round(k.device_time_total / k.count, 1), k.count // n) for k in prof.key_averages() if k.device_time_total}
 
 
 class Way:

@@ -3,11 +3,11 @@
 `wgrad`: with MXFP8 weight gradients. RULES: names of those that are wanted, with commas (all).
 usage: scales.py lib.so SHAPE,SHAPE..; prints JSON lines, which tables.py reads; those without `ms` say how far results are from
 BF16's and where the time goes (KERNELS set: by the profiler). ROUNDS: of each, in turn (6)."""
-import json, os, re, statistics, sys
+import json, os, statistics, sys
 import torch
 import mokgpu
 from mokgpu import SHAPES
-from timing import graph, origin, row, shot
+from timing import graph, kernels, origin, row, shot
 
 BF, T = torch.bfloat16, 2048
 ROUNDS = int(os.environ.get("ROUNDS", "6"))
@@ -19,14 +19,6 @@ RULES = [("bf16", "bf16", 1, None, {}), ("per128", "mxfp8-per128", 3, {}, {}), (
 RULES = [r for r in RULES if r[0] == "bf16" or r[0] in os.environ.get("RULES", r[0]).split(",")]
 command = " ".join(["scales.py"] + [os.path.basename(a) for a in sys.argv[1:]])
 lib = mokgpu.load(sys.argv[1])
-
-
-def kernels(f):
-    from torch.profiler import profile, ProfilerActivity
-    with profile(activities=[ProfilerActivity.CUDA]) as prof:
-        f()
-        torch.cuda.synchronize()
-    return {re.search(r"\w*_kernel|.{0,30}", k.key).group(0): round(k.device_time_total, 1) for k in prof.key_averages() if k.device_time_total}
 
 
 class Layer:

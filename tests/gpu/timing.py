@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing of GPU work: graphs, one call, calls in a row, and on what it was measured. Test code only."""
+"""Timing of GPU work: graphs, one call, calls in a row, kernels, and on what it was measured. Test code only."""
+import collections
 import datetime
 import functools
 import os
+import re
 import subprocess
 
 import torch
@@ -43,6 +45,27 @@ def row(f, n=8, align=None):
     """Milliseconds of one of `n` calls in a row."""
     f()
     return shot(lambda: [f() for _ in range(n)], align) / n
+
+
+def kernels(f, n=5):
+    """Each kernel's microseconds, and how often it runs in one `f`, by a name without its template arguments."""
+    from torch.profiler import profile, ProfilerActivity
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        for _ in range(n):
+            f()
+        torch.cuda.synchronize()
+    return short_times(((k.key, k.device_time_total, k.count) for k in prof.key_averages()), n)
+
+
+def short_times(rows, n):
+    """{short name: (time of one, how many in one of `n` calls)} of (name, time of all, count); variants of a name are one."""
+    total, count = collections.Counter(), collections.Counter()
+    for name, us, times in rows:
+        if us:
+            short = (re.search(r"\w*_kernel\w*|k_\w+", name) or re.match(".{0,30}", name)).group(0)
+            total[short] += us
+            count[short] += times
+    return {name: (round(us / count[name], 1), count[name] // n) for name, us in total.items()}
 
 
 def read(command):

@@ -212,6 +212,61 @@ static void a_queue_is_charged_while_it_is_there(void **state)
     client_close(&other);
 }
 
+static struct answer ask_stream(struct client *client, uint32_t queue)
+{
+    Mok__Request request = MOK__REQUEST__INIT;
+    Mok__StreamOpen body = MOK__STREAM_OPEN__INIT;
+
+    body.queue = queue;
+    request.body_case = MOK__REQUEST__BODY_STREAM_OPEN;
+    request.stream_open = &body;
+    return client_ask(client, &request);
+}
+
+static void a_queues_stream_slots_are_charged_with_it_and_there_once(void **state)
+{
+    struct client client, other;
+
+    client_open(&client, *state);
+    client_open(&other, *state);
+    uint32_t queue = client_queue(&client, 0);
+    uint64_t alone = client_bytes_used(&other);
+    _cleanup_answer_ struct answer first = ask_stream(&client, queue), second = ask_stream(&client, queue);
+    assert_int_equal(first.reply->code, 0);
+    assert_int_equal(second.reply->code, -MOK_EEXIST);
+    assert_true(first.reply->stream_open->bytes > 0);
+    assert_int_equal(client_bytes_used(&other), alone + first.reply->stream_open->bytes);
+    client_close(&client);
+    client_expect_bytes(&other, 0);
+    client_close(&other);
+}
+
+static void a_closed_queues_submissions_are_gone_though_its_client_keeps_the_descriptor(void **state)
+{
+    Mok__Request open = MOK__REQUEST__INIT, close = MOK__REQUEST__INIT;
+    Mok__QueueOpen body = MOK__QUEUE_OPEN__INIT;
+    Mok__QueueClose end = MOK__QUEUE_CLOSE__INIT;
+    struct client client;
+    struct stat status;
+
+    client_open(&client, *state);
+    body.entries = 16;
+    open.body_case = MOK__REQUEST__BODY_QUEUE_OPEN;
+    open.queue_open = &body;
+    _cleanup_answer_ struct answer opened = client_ask(&client, &open);
+    assert_int_equal(opened.reply->code, 0);
+    assert_int_equal(fstat(opened.fds.fd[1], &status), 0);
+    assert_true(status.st_blocks > 0);
+    end.queue = opened.reply->queue_open->queue;
+    close.body_case = MOK__REQUEST__BODY_QUEUE_CLOSE;
+    close.queue_close = &end;
+    _cleanup_answer_ struct answer closed = client_ask(&client, &close);
+    assert_int_equal(closed.reply->code, 0);
+    assert_int_equal(fstat(opened.fds.fd[1], &status), 0);
+    assert_int_equal(status.st_blocks, 0);
+    client_close(&client);
+}
+
 /* 96 descriptors: 48 of them for one user, however small his buffers are. */
 static void one_user_cannot_take_all_descriptors(void **state)
 {
@@ -465,6 +520,8 @@ int main(void)
         cmocka_unit_test(a_user_has_no_more_than_his_limits),
         test(freed_memory_is_gone_though_its_client_keeps_the_descriptor),
         test(a_queue_is_charged_while_it_is_there),
+        test(a_queues_stream_slots_are_charged_with_it_and_there_once),
+        test(a_closed_queues_submissions_are_gone_though_its_client_keeps_the_descriptor),
         cmocka_unit_test(one_user_cannot_take_all_descriptors),
         cmocka_unit_test(a_worker_that_cannot_map_makes_the_allocation_fail_without_a_trace),
         cmocka_unit_test(report_25_a_dead_sessions_memory_goes_slowly_and_the_next_one_gets_in_meanwhile),

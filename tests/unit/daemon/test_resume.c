@@ -530,6 +530,29 @@ static void a_device_that_is_another_one_now_loses_its_sessions(void **state)
     assert_int_equal(daemon_stop(&daemon), 0);
 }
 
+static void a_device_that_has_less_memory_now_than_its_sessions_gives_no_more(void **state)
+{
+    (void)state;
+    struct daemon daemon;
+    struct client client;
+
+    daemon_start_kept(&daemon, NULL, STORE);
+    struct claim mine = { .ticket = open_kept(&client, &daemon) };
+    client_buffer(&client, 0, 8 << 20);
+    daemon_end(&daemon, SIGTERM);
+    client_close(&client);
+    daemon_configure(&daemon, "[device host0]\nmemory = 4M\n[device host1]\nmemory = 64M\n");
+    daemon_begin(&daemon);
+    come_back(&client, &daemon, &mine);
+    Mok__BufferAlloc alloc;
+    Mok__Request request = ask_alloc(&alloc, 0, 0, 4096);
+    _cleanup_answer_ struct answer answer = client_ask(&client, &request);
+    assert_int_equal(answer.reply->code, -MOK_ENOMEM);
+    assert_non_null(strstr(answer.reply->text, "device host0 has 4194304 bytes, 8388608 of them in use"));
+    client_close(&client);
+    assert_int_equal(daemon_stop(&daemon), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -546,6 +569,7 @@ int main(void)
         cmocka_unit_test(the_state_of_a_newer_build_is_understood),
         cmocka_unit_test(a_state_that_contradicts_itself_is_not_used),
         cmocka_unit_test(a_device_that_is_another_one_now_loses_its_sessions),
+        cmocka_unit_test(a_device_that_has_less_memory_now_than_its_sessions_gives_no_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
