@@ -320,6 +320,21 @@ static void what_cannot_be_handed_over_is_refused_and_leaves_no_trace(void **sta
     client_close(&c);
 }
 
+static void stream_slots_that_the_driver_refused_once_serve_the_next_call(void **state)
+{
+    struct client c;
+    mok_ticket ticket = 0;
+    (void)state;
+
+    client_open(&c, &problem);
+    mok_forward_args args = forward_args(&c.rank);
+    fake_cuda_register_code = 2; /* out of memory */
+    assert_true(mok_layer_forward_on_stream(c.rank.layer, &args, c.stream, &ticket) < 0);
+    fake_cuda_register_code = 0;
+    assert_int_equal(code_of(&c, submit(&c)), 0);
+    client_close(&c);
+}
+
 /* ------------------------------------------------------------------ memory of a GPU */
 
 #if defined(MOK_HAVE_CUDA)
@@ -396,6 +411,7 @@ int main(void)
         cmocka_unit_test(a_stream_is_released_when_mokd_is_restarted_and_serves_the_next),
         cmocka_unit_test(a_stream_is_released_when_the_session_closes),
         cmocka_unit_test(what_cannot_be_handed_over_is_refused_and_leaves_no_trace),
+        cmocka_unit_test(stream_slots_that_the_driver_refused_once_serve_the_next_call),
 #if defined(MOK_HAVE_CUDA)
         cmocka_unit_test(a_gpus_buffer_is_mapped_in_the_primary_context),
         cmocka_unit_test(cuda_outside_of_the_nodes_mps_is_refused_with_the_remedy),
