@@ -19,7 +19,7 @@
 /* How often somebody looks for streams that wait. */
 #define WATCH_NAP_NS 20000000
 
-/* How long a queue that is given back may take before one looks again. */
+/* How long what an earlier call has left behind may take before one looks again. */
 #define RETURN_US 5000u
 
 /* How long an operation whose stream has failed is tried to be cancelled. */
@@ -115,25 +115,31 @@ static int check_room_for_fds(void)
     return r;
 }
 
+/* Asks again while the answer is `in_the_way`, which is what it is in the end if that lasts for the session's time. */
+static int ask_while(mok_session *session, int in_the_way, Mok__Request *request, Mok__Reply__BodyCase body, size_t fds,
+                     struct control_answer *ret_answer)
+{
+    uint64_t deadline = control_deadline(session->timeout_ms);
+    int r;
+
+    while ((r = session_call(session, request, body, fds, ret_answer)) == in_the_way && mok_now_ns() < deadline)
+        usleep(RETURN_US);
+    return r;
+}
+
 /*
  * A session asks one queue a device and knows what it has, so one that is in the way is one whose answer came too late:
  * it is on its way back to mokd.
  */
 static int ask_for_queue(mok_session *session, Mok__Request *request, struct control_answer *ret_answer)
 {
-    uint64_t deadline = control_deadline(session->timeout_ms);
+    int r = ask_while(session, -MOK_EEXIST, request, MOK__REPLY__BODY_QUEUE_OPEN, QUEUE_FDS, ret_answer);
 
-    for (;;) {
-        int r = session_call(session, request, MOK__REPLY__BODY_QUEUE_OPEN, QUEUE_FDS, ret_answer);
-        if (r != -MOK_EEXIST)
-            return r;
-        if (mok_now_ns() >= deadline)
-            return client_fail(MOK_ETIMEDOUT,
-                               "the queue to device %" PRIu32
-                               " whose answer came too late is still there after %" PRIu64 " ms",
-                               request->queue_open->device, session->timeout_ms);
-        usleep(RETURN_US);
-    }
+    if (r != -MOK_EEXIST)
+        return r;
+    return client_fail(MOK_ETIMEDOUT,
+                       "the queue to device %" PRIu32 " whose answer came too late is still there after %" PRIu64 " ms",
+                       request->queue_open->device, session->timeout_ms);
 }
 
 static int lane_make(struct control_answer *answer, uint32_t entries, uint32_t losses, struct lane **ret_lane)
@@ -551,7 +557,8 @@ static int page_ask(struct port *port, uint32_t queue, struct stream_page **ret)
     body.queue = queue;
     request.body_case = MOK__REQUEST__BODY_STREAM_OPEN;
     request.stream_open = &body;
-    r = session_call(port->session, &request, MOK__REPLY__BODY_STREAM_OPEN, 1, &answer);
+    /* Busy: it still makes them for an earlier call, whose answer came too late. */
+    r = ask_while(port->session, -MOK_EBUSY, &request, MOK__REPLY__BODY_STREAM_OPEN, 1, &answer);
     if (r < 0)
         return r;
     const Mok__StreamOpenReply *reply = answer.reply->stream_open;

@@ -51,16 +51,26 @@ static int charge_stream(struct mokd_queue *queue, uint64_t bytes, struct mokd_e
 
     if (r < 0)
         return r;
-    queue->stream_bytes = bytes;
+    r = mokd_user_take(queue->session->user, MOKD_DESCRIPTORS, 1, error);
+    if (r < 0) {
+        mokd_user_give_bytes(queue->session->user, bytes);
+        return r;
+    }
+    queue->stream.bytes = bytes;
     mokd_usage_hold_bytes(queue->usage, bytes);
     return 0;
 }
 
-static void uncharge_stream(struct mokd_queue *queue)
+static void stream_free(struct mokd_queue *queue)
 {
-    mokd_usage_free_bytes(queue->usage, queue->stream_bytes);
-    mokd_user_give_bytes(queue->session->user, queue->stream_bytes);
-    queue->stream_bytes = 0;
+    if (!queue->stream.bytes)
+        return;
+    mokd_usage_free_bytes(queue->usage, queue->stream.bytes);
+    mokd_user_give_bytes(queue->session->user, queue->stream.bytes);
+    mokd_user_give(queue->session->user, MOKD_DESCRIPTORS, 1);
+    queue->stream.bytes = 0;
+    queue->stream.fd = mok_close(queue->stream.fd);
+    queue->stream.open = false;
 }
 
 static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_device *device, uint64_t bytes)
@@ -70,6 +80,7 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
     if (!queue)
         return NULL;
     queue->bytes = bytes;
+    queue->stream.fd = -1;
     queue->session = session;
     queue->device = device;
     queue->ring = (struct mok_queue)MOK_QUEUE_INIT;
@@ -85,7 +96,7 @@ static struct mokd_queue *queue_new(struct mokd_session *session, struct mokd_de
 static void queue_free(struct mokd_queue *queue)
 {
     mokd_job_totals_take(queue);
-    uncharge_stream(queue);
+    stream_free(queue);
     mokd_usage_free_bytes(queue->usage, queue->bytes);
     mokd_usage_unref(queue->usage);
     uncharge(queue->session->user, queue->bytes);
@@ -246,59 +257,83 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
 
 /* ------------------------------------------------------------------ stream slots */
 
-/* The worker and the client map them; we need them no longer than it takes to hand them out. */
-struct stream {
-    struct mokd_call call;
-    uint64_t bytes;
-    uint32_t slots;
-    int fd;
-};
+static uint32_t slots_of(const struct mokd_queue *queue)
+{
+    return queue->ring.layout.cq_entries;
+}
+
+static void stream_answer(struct mokd_call *call, struct mokd_queue *queue)
+{
+    Mok__Reply reply = MOK__REPLY__INIT;
+    Mok__StreamOpenReply body = MOK__STREAM_OPEN_REPLY__INIT;
+
+    body.bytes = queue->stream.bytes;
+    body.slots = slots_of(queue);
+    reply.body_case = MOK__REPLY__BODY_STREAM_OPEN;
+    reply.stream_open = &body;
+    mokd_call_reply(call, &reply, &queue->stream.fd, 1);
+}
 
 static void stream_opened(void *cookie, uint32_t tag, const struct mokd_answer *answer)
 {
-    struct stream *stream = cookie;
+    struct mokd_call *call = cookie;
     struct mokd_error error = { 0 };
-    Mok__Reply reply = MOK__REPLY__INIT;
-    Mok__StreamOpenReply body = MOK__STREAM_OPEN_REPLY__INIT;
-    struct mokd_queue *queue = queue_by_id(stream->call.session, tag);
+    struct mokd_queue *queue = queue_by_id(call->session, tag);
 
-    if (answer->code < 0) {
-        if (queue)
-            uncharge_stream(queue);
+    if (answer->code < 0)
         mokd_error_set(&error, answer->code, "queue = %u: %s", tag, answer->text);
-        mokd_call_fail(&stream->call, &error);
+    else if (!queue)
+        mokd_error_set(&error, -MOK_ENOENT, "queue = %u: has been closed meanwhile", tag);
+    if (error.code < 0 && queue)
+        stream_free(queue);
+    if (error.code < 0) {
+        mokd_call_fail(call, &error);
     } else {
-        body.bytes = stream->bytes;
-        body.slots = stream->slots;
-        reply.body_case = MOK__REPLY__BODY_STREAM_OPEN;
-        reply.stream_open = &body;
-        mokd_call_reply(&stream->call, &reply, &stream->fd, 1);
+        queue->stream.open = true;
+        stream_answer(call, queue);
     }
-    mok_close(stream->fd);
-    free(stream);
+    free(call);
 }
 
-static int stream_begin(struct mokd_queue *queue, struct stream **ret, struct mokd_error *error)
+static int stream_create(struct mokd_queue *queue, struct mokd_error *error)
 {
-    uint32_t slots = queue->ring.layout.cq_entries;
-    uint64_t bytes = mok_memory_round(slots * sizeof(struct mok_stream_slot));
-    _cleanup_free_ struct stream *stream = calloc(1, sizeof(*stream));
+    int r = charge_stream(queue, mok_memory_round(slots_of(queue) * sizeof(struct mok_stream_slot)), error);
 
-    if (queue->stream_bytes)
-        return mokd_error_set(error, -MOK_EEXIST, "queue = %u: has its stream slots already", queue->id);
-    if (!stream)
-        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
-    int r = charge_stream(queue, bytes, error);
     if (r < 0)
         return r;
-    r = mok_memory_create("mok-stream", bytes, &stream->fd);
+    r = mok_memory_create("mok-stream", queue->stream.bytes, &queue->stream.fd);
     if (r < 0) {
-        uncharge_stream(queue);
+        stream_free(queue);
         return mokd_error_set(error, r, "queue = %u: no memory for its stream slots: %s", queue->id, mok_error_text(r));
     }
-    stream->slots = slots;
-    stream->bytes = bytes;
-    *ret = mok_take_pointer(&stream);
+    return 0;
+}
+
+static void stream_send(struct mokd_queue *queue, struct mokd_call *call)
+{
+    Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
+    Mok__WorkerStreamOpen body = MOK__WORKER_STREAM_OPEN__INIT;
+
+    body.queue = queue->id;
+    body.bytes = queue->stream.bytes;
+    message.body_case = MOK__WORKER_REQUEST__BODY_STREAM_OPEN;
+    message.stream_open = &body;
+    mokd_device_send(queue->device, &message, &queue->stream.fd, 1, MOKD_WORKER_TIMEOUT_MS, stream_opened, call,
+                     queue->id);
+}
+
+static int stream_begin(struct mokd_queue *queue, struct mokd_session *session, uint64_t id, struct mokd_error *error)
+{
+    if (queue->stream.bytes)
+        return mokd_error_set(error, -MOK_EBUSY, "queue = %u: its stream slots are being made", queue->id);
+    _cleanup_free_ struct mokd_call *call = calloc(1, sizeof(*call));
+    if (!call)
+        return mokd_error_set(error, -MOK_ENOMEM, "mokd is out of memory");
+    int r = stream_create(queue, error);
+    if (r < 0)
+        return r;
+    *call = mokd_call_begin(session, id);
+    stream_send(queue, mok_take_pointer(&call));
     return 0;
 }
 
@@ -306,25 +341,17 @@ void mokd_stream_open(struct mokd_session *session, uint64_t id, const Mok__Stre
 {
     struct mokd_queue *queue = queue_by_id(session, request->queue);
     struct mokd_error error = { 0 };
-    struct stream *stream = NULL;
 
     if (!queue || queue->closing)
         mokd_error_set(&error, -MOK_ENOENT, "queue = %u: the session has no such queue", request->queue);
-    else
-        stream_begin(queue, &stream, &error);
-    if (error.code < 0) {
-        mokd_session_refuse(session, id, &error);
-        return;
+    else if (queue->stream.open) {
+        struct mokd_call call = mokd_call_begin(session, id);
+        stream_answer(&call, queue);
+    } else {
+        stream_begin(queue, session, id, &error);
     }
-    Mok__WorkerRequest message = MOK__WORKER_REQUEST__INIT;
-    Mok__WorkerStreamOpen body = MOK__WORKER_STREAM_OPEN__INIT;
-    body.queue = queue->id;
-    body.bytes = stream->bytes;
-    message.body_case = MOK__WORKER_REQUEST__BODY_STREAM_OPEN;
-    message.stream_open = &body;
-    stream->call = mokd_call_begin(session, id);
-    mokd_device_send(queue->device, &message, &stream->fd, 1, MOKD_WORKER_TIMEOUT_MS, stream_opened, stream,
-                     queue->id);
+    if (error.code < 0)
+        mokd_session_refuse(session, id, &error);
 }
 
 /* ------------------------------------------------------------------ closing */

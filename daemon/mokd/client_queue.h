@@ -16,7 +16,11 @@ struct mokd_queue {
     bool open;    /* the worker serves it and the client has it */
     bool closing; /* the worker has been told to let go */
     uint64_t bytes; /* charged to the user */
-    uint64_t stream_bytes; /* of its stream slots, charged too; 0: it has none */
+    struct {
+        int fd;         /* kept, for who asks again because the answer did not reach him; -1: there are none */
+        uint64_t bytes; /* charged too */
+        bool open;      /* the worker has them */
+    } stream; /* slots */
     struct mokd_usage_row *usage;
     uint64_t ops_done;
     struct {

@@ -391,9 +391,9 @@ int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
     use_config(rack, config);
     rack->slots[rack->own].config = *own;
     memcpy(rack->slots[rack->own].peer.link_domain, own->link_domain, sizeof(own->link_domain));
+    rack->inventory_ns = mok_now_ns(); /* who is removed may be refused before this returns */
     remove_missing(rack, config);
     r = add_new(rack, config, true);
-    rack->inventory_ns = mok_now_ns();
     if (r < 0)
         snprintf(text, RACK_MAX_TEXT, "out of memory: not all nodes were added");
     if (!rack->stopped)

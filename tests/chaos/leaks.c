@@ -54,16 +54,29 @@ static uint64_t bytes_used(const struct stack *stack)
     return limits.bytes_used;
 }
 
+/* As many as at each look of a quarter of a second. */
+static int settled_descriptors(pid_t pid)
+{
+    int count = stack_descriptors(pid);
+
+    for (int same = 0, tries = 0; same < 25 && tries < 1000; same++, tries++) {
+        usleep(10000);
+        int now = stack_descriptors(pid);
+        if (now != count)
+            same = 0;
+        count = now;
+    }
+    return count;
+}
+
 static struct census take_census(const struct stack *stack)
 {
     struct census c = { 0 };
     pid_t worker[2];
     for (int tries = 0; tries < 200 && bytes_used(stack) != 0; tries++)
         usleep(10000);
-    usleep(200000); /* the probe session itself is gone then */
     c.bytes_used = bytes_used(stack);
-    usleep(100000);
-    c.mokd_fds = stack_descriptors(stack->mokd);
+    c.mokd_fds = settled_descriptors(stack->mokd); /* the probe session itself is gone then */
     c.mokd_kb = stack_resident_kb(stack->mokd);
     c.children = stack_workers(stack, worker, 2);
     for (int i = 0; i < 2; i++) {

@@ -23,6 +23,7 @@
 
 #define WAIT_NS 10000000000
 #define DRAIN_MS 3000
+#define GONE_MS 20000
 
 static const struct workload problem = {
     .hidden = 64,
@@ -220,17 +221,31 @@ static void a_stream_is_released_when_the_worker_dies(void **state)
     client_close(&c);
 }
 
+/* Those of a mokd that has gone follow it; what they still hold does not run then. */
+static void await_end_of(const pid_t *worker, size_t count)
+{
+    for (int waited = 0; count > 0 && waited < GONE_MS; waited++) {
+        if (kill(worker[count - 1], 0) < 0)
+            count--;
+        else
+            sleep_ms(1);
+    }
+    assert_int_equal(count, 0);
+}
+
 static void a_stream_is_released_when_mokd_dies(void **state)
 {
     struct client c;
+    pid_t worker[4];
     int go = 0;
     (void)state;
 
     client_open(&c, &problem);
     fake_stream_call(c.stream, hold, &go);
     mok_ticket ticket = submit(&c);
+    size_t count = stack_workers(&c.stack, worker, 4);
     kill(c.stack.mokd, SIGKILL);
-    sleep_ms(50);
+    await_end_of(worker, count);
     set(&go);
     assert_true(fake_stream_drain(c.stream, DRAIN_MS));
     assert_int_equal(code_of(&c, ticket), -MOK_EDAEMON);
@@ -240,6 +255,7 @@ static void a_stream_is_released_when_mokd_dies(void **state)
 static void a_stream_is_released_when_mokd_is_restarted_and_serves_the_next(void **state)
 {
     struct client c;
+    pid_t worker[4];
     int go = 0;
     (void)state;
 
@@ -250,7 +266,9 @@ static void a_stream_is_released_when_mokd_is_restarted_and_serves_the_next(void
     for (int i = 0; i < 2; i++) {
         fake_stream_call(c.stream, hold, &go);
         mok_ticket ticket = submit(&c);
+        size_t count = stack_workers(&c.stack, worker, 4);
         assert_int_equal(stack_restart(&c.stack, i ? SIGTERM : SIGKILL), 0);
+        await_end_of(worker, count);
         set(&go);
         assert_true(fake_stream_drain(c.stream, DRAIN_MS));
         assert_int_equal(code_of(&c, ticket), -MOK_EDAEMON);
@@ -298,6 +316,21 @@ static void what_cannot_be_handed_over_is_refused_and_leaves_no_trace(void **sta
     fake_cuda_batch_code = 0;
     args.tokens = 51;
     assert_int_equal(mok_layer_forward_on_stream(c.rank.layer, &args, c.stream, &ticket), -MOK_ERANGE);
+    assert_int_equal(code_of(&c, submit(&c)), 0);
+    client_close(&c);
+}
+
+static void stream_slots_that_the_driver_refused_once_serve_the_next_call(void **state)
+{
+    struct client c;
+    mok_ticket ticket = 0;
+    (void)state;
+
+    client_open(&c, &problem);
+    mok_forward_args args = forward_args(&c.rank);
+    fake_cuda_register_code = 2; /* out of memory */
+    assert_true(mok_layer_forward_on_stream(c.rank.layer, &args, c.stream, &ticket) < 0);
+    fake_cuda_register_code = 0;
     assert_int_equal(code_of(&c, submit(&c)), 0);
     client_close(&c);
 }
@@ -378,6 +411,7 @@ int main(void)
         cmocka_unit_test(a_stream_is_released_when_mokd_is_restarted_and_serves_the_next),
         cmocka_unit_test(a_stream_is_released_when_the_session_closes),
         cmocka_unit_test(what_cannot_be_handed_over_is_refused_and_leaves_no_trace),
+        cmocka_unit_test(stream_slots_that_the_driver_refused_once_serve_the_next_call),
 #if defined(MOK_HAVE_CUDA)
         cmocka_unit_test(a_gpus_buffer_is_mapped_in_the_primary_context),
         cmocka_unit_test(cuda_outside_of_the_nodes_mps_is_refused_with_the_remedy),

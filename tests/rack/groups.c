@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -127,6 +128,7 @@ struct joiner {
     mok_group_options options;
     int code;
     char text[512];
+    bool ended;
 };
 
 static void *run_joiner(void *argument)
@@ -135,7 +137,17 @@ static void *run_joiner(void *argument)
 
     j->code = mok_group_join(j->seat->session, &j->options, &j->seat->group);
     snprintf(j->text, sizeof(j->text), "%s", j->code < 0 ? mok_last_error() : "");
+    __atomic_store_n(&j->ended, true, __ATOMIC_RELEASE);
     return NULL;
+}
+
+static bool ends_within(const struct joiner *j, double ms)
+{
+    double until = stack_now_ms() + ms;
+
+    while (!__atomic_load_n(&j->ended, __ATOMIC_ACQUIRE) && stack_now_ms() < until)
+        usleep(1000);
+    return __atomic_load_n(&j->ended, __ATOMIC_ACQUIRE);
 }
 
 static void begin_join(struct joiner *j, struct seat *seat, const char *group, uint32_t ranks, uint32_t rank,
@@ -151,11 +163,17 @@ static void begin_join(struct joiner *j, struct seat *seat, const char *group, u
     pthread_create(&j->thread, NULL, run_joiner, j);
 }
 
-static void end_join(struct joiner *j, int code, const char *part)
+/* Says one of two things. */
+static void end_join_as(struct joiner *j, int code, const char *part, const char *or_part)
 {
     pthread_join(j->thread, NULL);
-    if (j->code != code || !strstr(j->text, part))
+    if (j->code != code || (!strstr(j->text, part) && !strstr(j->text, or_part)))
         fail_msg("rank %u got %d, \"%s\"; that is not %d, \"%s\"", j->options.rank, j->code, j->text, code, part);
+}
+
+static void end_join(struct joiner *j, int code, const char *part)
+{
+    end_join_as(j, code, part, part);
 }
 
 /* Rank r on node r, device 0. */
@@ -190,29 +208,30 @@ static void ranks_that_do_not_fit_are_refused_with_names_of_ranks_and_nodes(void
     for (uint32_t r = 0; r < 3; r++)
         assert_int_equal(sit(&seats[r], rack->node[r].socket), 0);
     begin_join(&j[0], &seats[0], "misfit", 2, 0, 0, 30000);
-    usleep(100000);
     begin_join(&j[1], &seats[1], "misfit", 3, 1, 0, 30000);
-    const char *sizes = "rank 1 (node n1) says that the size is 3, rank 0 (node n0) said 2";
-    end_join(&j[0], -MOK_EMISMATCH, sizes);
-    end_join(&j[1], -MOK_EMISMATCH, sizes);
+    for (uint32_t r = 0; r < 2; r++) /* whoever came second */
+        end_join_as(&j[r], -MOK_EMISMATCH, "rank 1 (node n1) says that the size is 3, rank 0 (node n0) said 2",
+                    "rank 0 (node n0) says that the size is 2, rank 1 (node n1) said 3");
 
     begin_join(&j[0], &seats[0], "misfit", 2, 0, 0, 30000);
-    usleep(100000);
     begin_join(&j[2], &seats[2], "misfit", 2, 0, 0, 30000);
-    end_join(&j[2], -MOK_ERANK, "rank = 0: taken in group misfit by session");
+    while (!ends_within(&j[0], 5) && !ends_within(&j[2], 5))
+        ;
+    uint32_t second = ends_within(&j[0], 0) ? 0 : 2, first = 2 - second;
+    end_join(&j[second], -MOK_ERANK, "rank = 0: taken in group misfit by session");
     begin_join(&j[1], &seats[1], "misfit", 2, 1, 0, 30000);
     end_join(&j[1], 0, "");
-    end_join(&j[0], 0, "");
-    begin_join(&j[2], &seats[2], "misfit", 2, 1, 0, 30000); /* on a node that has no rank of it */
-    end_join(&j[2], -MOK_ERANK, "rank = 1: taken in group misfit by session");
+    end_join(&j[first], 0, "");
+    begin_join(&j[second], &seats[second], "misfit", 2, 1, 0, 30000); /* on a node that has no rank of it */
+    end_join(&j[second], -MOK_ERANK, "rank = 1: taken in group misfit by session");
 
-    mok_session_close(seats[0].session); /* the group is over: its name is free, and rank 0 another's */
-    assert_int_equal(sit(&seats[0], rack->node[0].socket), 0);
+    mok_session_close(seats[first].session); /* the group is over: its name is free, and rank 0 another's */
+    assert_int_equal(sit(&seats[first], rack->node[first].socket), 0);
     assert_int_equal(mok_group_leave(seats[1].group), 0);
     begin_join(&j[1], &seats[1], "misfit", 2, 1, 0, 30000);
-    begin_join(&j[2], &seats[2], "misfit", 2, 0, 0, 30000);
+    begin_join(&j[second], &seats[second], "misfit", 2, 0, 0, 30000);
     end_join(&j[1], 0, "");
-    end_join(&j[2], 0, "");
+    end_join(&j[second], 0, "");
     leave_all(seats, 3);
 }
 
@@ -284,6 +303,17 @@ static void a_group_that_forms_is_shown_whole_at_its_home_and_as_a_part_elsewher
     assert_true(with_ranks && without_ranks);
 }
 
+/* Rank 1 is turned away, again and again: rank 0 may come to wait for it only now. */
+static void end_join_of_who_waits(struct joiner *waits, struct joiner *other, struct seat *seat)
+{
+    for (int tries = 0; !ends_within(waits, 500); tries++) {
+        assert_true(tries < 60);
+        begin_join(other, seat, waits->options.name, waits->options.ranks, 1, 0, 60000);
+        end_join(other, -MOK_EDRAIN, "host0 is being drained");
+    }
+    end_join(waits, -MOK_EDRAIN, "rank 1 (node n1): device = 0: host0 is being drained");
+}
+
 /* Whoever comes first: those who wait for a rank on a node that drains are told, and wait for it no longer. */
 static void ranks_that_wait_for_one_on_a_node_that_drains_are_told(void **state)
 {
@@ -297,13 +327,13 @@ static void ranks_that_wait_for_one_on_a_node_that_drains_are_told(void **state)
     begin_join(&j[1], &seats[1], "drained", 3, 1, 0, 60000);
     usleep(100000);
     assert_int_equal(rack_stack_drain(rack, 2, 1, false), 0);
-    end_join(&j[0], -MOK_EDRAIN, "rank 1 (node n1): device = 0: host0 is being drained");
     end_join(&j[1], -MOK_EDRAIN, "host0 is being drained");
+    end_join_of_who_waits(&j[0], &j[1], &seats[1]);
     begin_join(&j[0], &seats[0], "drained", 2, 0, 0, 60000);
     usleep(100000);
     begin_join(&j[1], &seats[1], "drained", 2, 1, 0, 60000);
     end_join(&j[1], -MOK_EDRAIN, "host0 is being drained");
-    end_join(&j[0], -MOK_EDRAIN, "rank 1 (node n1): device = 0: host0 is being drained");
+    end_join_of_who_waits(&j[0], &j[1], &seats[1]);
     assert_int_equal(rack_stack_drain(rack, 0, 1, true), 0);
     begin_join(&j[0], &seats[0], "drained", 2, 0, 0, 60000);
     begin_join(&j[1], &seats[1], "drained", 2, 1, 0, 60000);
@@ -455,17 +485,30 @@ static void handles_that_come_late_are_not_kept(void **state)
         before[node] = stack_descriptors(rack->node[node].mokd);
     for (int i = 0; i < 60; i++)
         allocate(seats, 4, 1 << 19, -MOK_EQUOTA, "node n3: ", NULL);
-    for (uint32_t node = 0; node < 4; node++)
-        assert_true(stack_descriptors(rack->node[node].mokd) <= before[node] + 4);
+    for (uint32_t node = 0; node < 4; node++) {
+        int now = stack_descriptors(rack->node[node].mokd);
+        for (int waited = 0; waited < 5000 && now > before[node] + 4; waited += 10) {
+            usleep(10000); /* the last ones may be on their way */
+            now = stack_descriptors(rack->node[node].mokd);
+        }
+        if (now > before[node] + 4)
+            fail_msg("node n%u has %d descriptors, not %d", node, now, before[node]);
+    }
     leave_all(seats, 4);
 }
+
+#ifdef MOK_SANITIZED
+enum { RACE_MS = 2500 };
+#else
+enum { RACE_MS = 1200 };
+#endif
 
 /* Whoever comes second for a rank is refused, or waits with his own time-out, whatever the others are at. */
 static void ranks_that_race_for_a_place_end_all(void **state)
 {
     struct rack_stack *rack = *state;
 
-    for (uint32_t round = 0; round < 6; round++) {
+    for (uint32_t round = 0; round < 4; round++) {
         static const struct {
             uint32_t node, rank, device;
         } who[] = { { 0, 0, 0 }, { 0, 1, 1 }, { 1, 0, 0 } };
@@ -478,11 +521,12 @@ static void ranks_that_race_for_a_place_end_all(void **state)
         for (uint32_t r = 0; r < 3; r++)
             assert_int_equal(sit(&seats[r], rack->node[who[r].node].socket), 0);
         for (uint32_t r = 0; r < 3; r++)
-            begin_join(&j[r], &seats[r], group, 2, (who[r].rank + round % 2 * r / 2) % 2, who[r].device, 600);
+            begin_join(&j[r], &seats[r], group, 2, (who[r].rank + round % 2 * r / 2) % 2, who[r].device, RACE_MS);
         for (uint32_t r = 0; r < 3; r++)
             pthread_join(j[r].thread, NULL);
-        assert_true((j[0].code == 0) + (j[1].code == 0) + (j[2].code == 0) == 2);
-        assert_true(stack_now_ms() - since < 8000);
+        if ((j[0].code == 0) + (j[1].code == 0) + (j[2].code == 0) != 2)
+            fail_msg("round %u: \"%s\", \"%s\", \"%s\"", round, j[0].text, j[1].text, j[2].text);
+        assert_true(stack_now_ms() - since < RACE_MS + 8000);
         leave_all(seats, 3);
     }
 }

@@ -234,7 +234,10 @@ class Rack:
     # ---------------------------------------------------------------- looking
 
     def mokctl(self, i, *arguments, check=True):
-        return sh(f"{BUILD}/client/mokctl", "--socket", self.socket(i), *arguments, check=check)
+        result = sh(f"{BUILD}/client/mokctl", "--socket", self.socket(i), *arguments, check=False)
+        if check and result.returncode:
+            fail(f"mokctl {' '.join(arguments)} on n{i} ends with {result.returncode}: {result.stderr}")
+        return result
 
     def status(self, i, *command):
         return json.loads(self.mokctl(i, "--json", *(command or ("status",))).stdout)
@@ -260,11 +263,21 @@ class Rack:
         return all(node["state"] == "up" for i in nodes for node in self.rack(i)["nodes"]
                    if int(node["name"][1:]) in nodes)
 
+    def seen(self, i):
+        """What node i knows of the others, and what runs there; of one that stands still: that it says nothing."""
+        try:
+            rack, groups = (subprocess.run([f"{BUILD}/client/mokctl", "--socket", self.socket(i), *command],
+                                           capture_output=True, text=True, timeout=5, check=False)
+                            for command in (("rack",), ("groups",)))
+        except subprocess.TimeoutExpired:
+            return f"---- n{i} says nothing"
+        return f"---- n{i} says\n{rack.stdout}{rack.stderr}{groups.stdout}{groups.stderr}"
+
     def wait(self, what, condition, patience_s=PATIENCE_S):
         end = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > end:
-                fail(f"in {patience_s} s not: {what}")
+                fail("\n".join([f"in {patience_s} s not: {what}", *(self.seen(i) for i in range(self.size))]))
             time.sleep(0.02)
 
     def wait_all_up(self, nodes=None):

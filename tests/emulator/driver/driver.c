@@ -21,6 +21,7 @@
 
 EXPORT bool fake_cuda_mps, fake_cuda_capturing;
 EXPORT int fake_cuda_batch_code;
+EXPORT int fake_cuda_register_code;
 
 /* ------------------------------------------------------------------ what tests reach directly */
 
@@ -323,6 +324,8 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDes
 
 EXPORT CUresult cuMemHostRegister_v2(void *memory, size_t size, unsigned flags)
 {
+    if (fake_cuda_register_code)
+        return (CUresult)fake_cuda_register_code;
     return memory && size && flags == 3 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -22,5 +22,6 @@ void fake_stream_free(struct CUstream_st *stream);
 extern bool fake_cuda_mps;       /* what CU_DEVICE_ATTRIBUTE_MPS_ENABLED says */
 extern bool fake_cuda_capturing; /* every stream */
 extern int fake_cuda_batch_code; /* what cuStreamBatchMemOp returns */
+extern int fake_cuda_register_code; /* what cuMemHostRegister returns */
 
 #endif

@@ -36,24 +36,29 @@ static void expect_group_broken(struct worker *worker, const struct job *job, in
 
 static void a_peer_that_does_not_push_in_time_breaks_the_group_and_nothing_else(void **state)
 {
-    const struct worker_options lame = { .chaos_delay_us = 400000 };
     struct worker quick, late;
     struct worker *workers[] = { &quick, &late };
     struct job job, other;
     (void)state;
 
     worker_start(&quick, NULL);
-    worker_start(&late, &lame);
+    worker_start(&late, NULL);
     job_open(&job, workers, 2, &job_small);
     job_open(&other, workers, 1, &job_small);
+    job_submit_forward(&job, 1, 1);
+    assert_int_equal(op_await(&job.client[1], 1, MOK_ST_READY), 1u << 0);
+    int status;
+    assert_int_equal(kill(late.pid, SIGSTOP), 0); /* it has joined, and comes no further */
+    assert_int_equal(waitpid(late.pid, &status, WUNTRACED), late.pid);
+    assert_true(WIFSTOPPED(status));
     struct mok_sqe sqe = job_forward(&job, 0, 1);
-    sqe.timeout_ns = 15 * MS; /* long enough for the quick one's part on a busy machine */
+    sqe.timeout_ns = 200 * MS; /* long enough for the quick one's part on a busy machine */
     client_submit(&job.client[0], &sqe);
     job_submit_forward(&job, 0, 2);
-    job_submit_forward(&job, 1, 1);
     assert_int_equal(client_expect(&job.client[0], 1, -MOK_ETIMEDOUT).detail, 1);
     assert_int_equal(client_expect(&job.client[0], 2, -MOK_EPEER).detail, 1);
     expect_group_broken(&quick, &job, -MOK_ETIMEDOUT, 1);
+    assert_int_equal(kill(late.pid, SIGCONT), 0);
 
     job_submit_forward(&job, 0, 3);
     assert_int_equal(client_expect(&job.client[0], 3, -MOK_EPEER).detail, 1);

@@ -50,6 +50,12 @@ struct fake_connection {
 
 /* ------------------------------------------------------------------ the worker's side */
 
+static void complete(struct fake *fake, struct served *q, uint32_t slot, const struct mok_cqe *cqe)
+{
+    mok_queue_worker_complete(&q->worker, slot, cqe);
+    __atomic_fetch_add(&fake->completed, 1, __ATOMIC_RELEASE);
+}
+
 static void finish(struct fake *fake, struct served *q, const struct mok_sqe *sqe, uint32_t slot)
 {
     struct mok_cqe cqe = { .engine = MOK_DEVICE_HOST };
@@ -61,7 +67,7 @@ static void finish(struct fake *fake, struct served *q, const struct mok_sqe *sq
     }
     if (sqe->opcode == MOK_OP_CANCEL)
         cqe.result = flag(fake, cancel_result);
-    mok_queue_worker_complete(&q->worker, slot, &cqe);
+    complete(fake, q, slot, &cqe);
 }
 
 static void serve(struct fake *fake, struct served *q)
@@ -74,7 +80,7 @@ static void serve(struct fake *fake, struct served *q)
     if (!flag(fake, hold)) {
         const struct mok_cqe cqe = { .engine = MOK_DEVICE_HOST };
         while (q->held_count > 0)
-            mok_queue_worker_complete(&q->worker, q->held[--q->held_count], &cqe);
+            complete(fake, q, q->held[--q->held_count], &cqe);
     }
     while (mok_queue_worker_take(&q->worker, &sqe, &slot) == 1) {
         pthread_mutex_lock(&fake->lock);
@@ -578,14 +584,16 @@ unsigned fake_seen(struct fake *fake, Mok__Request__BodyCase request)
     return flag(fake, seen[request]);
 }
 
+enum { PATIENCE_S = 30 };
+
 static void await(const unsigned *counter, unsigned count, const char *what)
 {
-    for (int i = 0; i < 2000; i++) {
+    for (int i = 0; i < 1000 * PATIENCE_S; i++) {
         if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= count)
             return;
         usleep(1000);
     }
-    fail_msg("%s: fewer than %u after two seconds", what, count);
+    fail_msg("%s: fewer than %u after %d seconds", what, count, PATIENCE_S);
 }
 
 void fake_await(struct fake *fake, Mok__Request__BodyCase request, unsigned count)
@@ -596,6 +604,11 @@ void fake_await(struct fake *fake, Mok__Request__BodyCase request, unsigned coun
 void fake_await_taken(struct fake *fake, unsigned count)
 {
     await(&fake->taken, count, "taken submissions");
+}
+
+void fake_await_completed(struct fake *fake, unsigned count)
+{
+    await(&fake->completed, count, "completions");
 }
 
 void fake_complete_with(struct fake *fake, struct mok_cqe cqe)

@@ -62,7 +62,7 @@ struct fake {
 
     /* What it saw. */
     unsigned seen[FAKE_REQUESTS];
-    unsigned taken;
+    unsigned taken, completed;
     unsigned ended;       /* connections */
     pthread_mutex_t lock; /* all below */
     struct mok_cqe cqe;   /* of forward and backward */
@@ -78,9 +78,10 @@ void fake_stop(struct fake *fake);
 
 void fake_set(struct fake *fake, Mok__Request__BodyCase request, enum fake_answer answer);
 unsigned fake_seen(struct fake *fake, Mok__Request__BodyCase request);
-/* Waits until `count` requests of the kind have been seen; fails the test after two seconds. */
+/* Waits until `count` requests of the kind have been seen; fails the test after half a minute. */
 void fake_await(struct fake *fake, Mok__Request__BodyCase request, unsigned count);
 void fake_await_taken(struct fake *fake, unsigned count);
+void fake_await_completed(struct fake *fake, unsigned count);
 /* What forward and backward complete with from now on. */
 void fake_complete_with(struct fake *fake, struct mok_cqe cqe);
 struct mok_sqe fake_last_sqe(struct fake *fake);

@@ -210,8 +210,7 @@ static void results_that_nobody_asked_for_count_until_they_are_asked_for(void **
     (void)state;
     for (int i = 0; i < ENTRIES; i++)
         assert_works(mok_nop(session, 1, &ticket[i]));
-    fake_await_taken(&fake, ENTRIES);
-    usleep(20000);
+    fake_await_completed(&fake, ENTRIES);
     assert_fails(mok_nop(session, 1, &more), MOK_EAGAIN, "a result not yet asked for are 8");
     assert_works(mok_wait(session, ticket[3], -1, NULL));
     assert_works(mok_nop(session, 1, &more));
@@ -486,8 +485,7 @@ static void a_completed_operation_whose_result_waits_cannot_be_canceled(void **s
     mok_ticket ticket;
     (void)state;
     assert_works(mok_nop(session, 1, &ticket));
-    fake_await_taken(&fake, 1);
-    usleep(20000);
+    fake_await_completed(&fake, 1);
     assert_fails(mok_cancel(session, ticket), MOK_ENOENT, "has completed");
     assert_works(mok_wait(session, ticket, -1, NULL));
 }
@@ -579,8 +577,7 @@ static void a_result_that_came_before_the_death_is_still_the_result(void **state
     mok_ticket ticket;
     (void)state;
     assert_works(mok_nop(session, 1, &ticket));
-    fake_await_taken(&fake, 1);
-    usleep(20000);
+    fake_await_completed(&fake, 1);
     fake_hang_up(&fake);
     usleep(150000);
     assert_int_equal(mok_wait(session, ticket, -1, NULL), 0);

@@ -98,7 +98,7 @@ static bool try_connect(const char *path, int *ret_fd)
     return true;
 }
 
-static void await_listening(const struct daemon *daemon)
+void daemon_await_listening(const struct daemon *daemon)
 {
     int fd = -1;
 
@@ -124,7 +124,7 @@ void daemon_start(struct daemon *daemon, const char *config, unsigned descriptor
 {
     make_place(daemon, config);
     daemon->pid = spawn(daemon, NULL, descriptors);
-    await_listening(daemon);
+    daemon_await_listening(daemon);
 }
 
 void daemon_start_kept(struct daemon *daemon, const char *config, unsigned bound)
@@ -150,7 +150,7 @@ void daemon_end(struct daemon *daemon, int number)
 void daemon_begin(struct daemon *daemon)
 {
     daemon->pid = spawn(daemon, NULL, 0);
-    await_listening(daemon);
+    daemon_await_listening(daemon);
 }
 
 void daemon_configure(const struct daemon *daemon, const char *config)

@@ -41,6 +41,8 @@ void daemon_reload(struct daemon *daemon, const char *config);
 int daemon_stop(struct daemon *daemon);
 /* Runs another mokd with the same configuration to its end; returns the exit code. */
 int daemon_run_again(const struct daemon *daemon, const char *option);
+/* Until it takes connections. */
+void daemon_await_listening(const struct daemon *daemon);
 unsigned daemon_descriptors(const struct daemon *daemon);
 /* Whether it comes down to `bound` in a few seconds: mokd opens files of its own for moments, the user database's say. */
 bool daemon_descriptors_settle(const struct daemon *daemon, unsigned bound);

@@ -136,7 +136,7 @@ static void status_has_a_line_for_each_rank_of_a_layer(void **state)
             assert_int_equal(answer.reply->status->layer[0]->rank, 1);
             break;
         }
-        assert_true(i < 100);
+        assert_true(i < 1000);
         sleep_ms(10);
     }
     client_close(&scene.clients[1]);

@@ -212,7 +212,7 @@ static void a_queue_is_charged_while_it_is_there(void **state)
     client_close(&other);
 }
 
-static struct answer ask_stream(struct client *client, uint32_t queue)
+static void send_stream(struct client *client, uint32_t queue)
 {
     Mok__Request request = MOK__REQUEST__INIT;
     Mok__StreamOpen body = MOK__STREAM_OPEN__INIT;
@@ -220,11 +220,18 @@ static struct answer ask_stream(struct client *client, uint32_t queue)
     body.queue = queue;
     request.body_case = MOK__REQUEST__BODY_STREAM_OPEN;
     request.stream_open = &body;
-    return client_ask(client, &request);
+    client_send(client, &request);
 }
 
-static void a_queues_stream_slots_are_charged_with_it_and_there_once(void **state)
+static struct answer ask_stream(struct client *client, uint32_t queue)
 {
+    send_stream(client, queue);
+    return client_receive(client);
+}
+
+static void a_queues_stream_slots_are_made_and_charged_once_and_had_again_by_who_asks_again(void **state)
+{
+    struct stat before, after;
     struct client client, other;
 
     client_open(&client, *state);
@@ -233,12 +240,33 @@ static void a_queues_stream_slots_are_charged_with_it_and_there_once(void **stat
     uint64_t alone = client_bytes_used(&other);
     _cleanup_answer_ struct answer first = ask_stream(&client, queue), second = ask_stream(&client, queue);
     assert_int_equal(first.reply->code, 0);
-    assert_int_equal(second.reply->code, -MOK_EEXIST);
+    assert_int_equal(second.reply->code, 0);
     assert_true(first.reply->stream_open->bytes > 0);
+    assert_int_equal(second.reply->stream_open->slots, first.reply->stream_open->slots);
+    assert_int_equal(fstat(first.fds.fd[0], &before), 0);
+    assert_int_equal(fstat(second.fds.fd[0], &after), 0);
+    assert_int_equal(after.st_ino, before.st_ino);
     assert_int_equal(client_bytes_used(&other), alone + first.reply->stream_open->bytes);
     client_close(&client);
     client_expect_bytes(&other, 0);
     client_close(&other);
+}
+
+/* mokd reads both before the worker has answered, unless it is held up in between. */
+static void stream_slots_that_are_being_made_are_asked_for_again_a_moment_later(void **state)
+{
+    struct client client;
+
+    client_open(&client, *state);
+    uint32_t queue = client_queue(&client, 0);
+    send_stream(&client, queue);
+    send_stream(&client, queue);
+    _cleanup_answer_ struct answer one = client_receive(&client), two = client_receive(&client);
+    assert_true(one.reply->code == 0 || one.reply->code == -MOK_EBUSY);
+    assert_true(two.reply->code == 0);
+    _cleanup_answer_ struct answer third = ask_stream(&client, queue);
+    assert_int_equal(third.reply->code, 0);
+    client_close(&client);
 }
 
 static void a_closed_queues_submissions_are_gone_though_its_client_keeps_the_descriptor(void **state)
@@ -520,7 +548,7 @@ int main(void)
         cmocka_unit_test(a_user_has_no_more_than_his_limits),
         test(freed_memory_is_gone_though_its_client_keeps_the_descriptor),
         test(a_queue_is_charged_while_it_is_there),
-        test(a_queues_stream_slots_are_charged_with_it_and_there_once),
+        test(a_queues_stream_slots_are_made_and_charged_once_and_had_again_by_who_asks_again),
         test(a_closed_queues_submissions_are_gone_though_its_client_keeps_the_descriptor),
         cmocka_unit_test(one_user_cannot_take_all_descriptors),
         cmocka_unit_test(a_worker_that_cannot_map_makes_the_allocation_fail_without_a_trace),

@@ -18,6 +18,11 @@
 
 #define RANKS 3u
 #define OPS 6u
+#ifdef MOK_SANITIZED /* one thread's arithmetic */
+#define SEEDS 300
+#else
+#define SEEDS 2000
+#endif
 #define QUEUE 64u
 #define PIECES 8u /* of a slot: a copy can be seen between any two */
 
@@ -266,7 +271,7 @@ static void all_ranks_agree_and_nobody_runs_what_was_cancelled(void **state)
 
     (void)state;
     assert_non_null(sim);
-    for (uint64_t seed = 1; seed <= 2000; seed++) {
+    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         play(sim, seed);
         for (uint64_t n = 1; n <= OPS; n++) {
             bool granted = false;
@@ -281,7 +286,7 @@ static void all_ranks_agree_and_nobody_runs_what_was_cancelled(void **state)
         }
     }
     printf("%u ran, %u cancels granted, %u refused\n", sim->ran, sim->cancelled, sim->refused);
-    assert_true(sim->ran > 1000 && sim->cancelled > 1000 && sim->refused > 100);
+    assert_true(sim->ran > SEEDS / 2 && sim->cancelled > SEEDS / 2 && sim->refused > SEEDS / 20);
     free(sim);
 }
 

@@ -16,7 +16,7 @@
 #include "harness.h"
 
 #ifdef MOK_SANITIZED
-#define EVERY 3 /* cut of the list */
+#define EVERY 4 /* cut of the list, each body others of them */
 #else
 #define EVERY 1
 #endif
@@ -43,7 +43,7 @@ static const struct cut cuts[] = {
     {8, 1, 0, 3, 128, MOK_CONTEXT_FULL},      {8, 1, 0, ALL, 0, MOK_CONTEXT_RECOMPUTE},
 };
 
-static void no_cut_changes_a_bit(const struct problem_options *options, uint32_t precision)
+static void no_cut_changes_a_bit(const struct problem_options *options, uint32_t precision, uint32_t first)
 {
     struct problem p;
     struct result plain, got;
@@ -53,7 +53,7 @@ static void no_cut_changes_a_bit(const struct problem_options *options, uint32_t
     run_problem(&p, &(struct run_options){.layer = {.precision = precision, .ring_tiles = ALL}}, &plain);
     if (precision == MOK_BF16)
         check_against_oracle("plain", &p, &plain);
-    for (size_t i = 0; i < sizeof(cuts) / sizeof(cuts[0]); i += EVERY) {
+    for (size_t i = first % EVERY; i < sizeof(cuts) / sizeof(cuts[0]); i += EVERY) {
         const struct cut *cut = &cuts[i];
         uint32_t tokens[8];
         char what[120];
@@ -76,25 +76,25 @@ static void no_cut_changes_a_bit(const struct problem_options *options, uint32_t
 static void wide_experts_in_bf16(void **state)
 {
     (void)state;
-    no_cut_changes_a_bit(&wide, MOK_BF16);
+    no_cut_changes_a_bit(&wide, MOK_BF16, 0);
 }
 
 static void narrow_experts_with_a_limit_and_a_shared_expert_in_bf16(void **state)
 {
     (void)state;
-    no_cut_changes_a_bit(&narrow, MOK_BF16);
+    no_cut_changes_a_bit(&narrow, MOK_BF16, 1);
 }
 
 static void narrow_experts_in_mxfp8_per32(void **state)
 {
     (void)state;
-    no_cut_changes_a_bit(&narrow, MOK_MXFP8_PER32);
+    no_cut_changes_a_bit(&narrow, MOK_MXFP8_PER32, 2);
 }
 
 static void narrow_experts_in_mxfp8_per128(void **state)
 {
     (void)state;
-    no_cut_changes_a_bit(&narrow, MOK_MXFP8_PER128);
+    no_cut_changes_a_bit(&narrow, MOK_MXFP8_PER128, 3);
 }
 
 /* Backward into gradients that hold something: the bits do not tell where a macrobatch ended. */

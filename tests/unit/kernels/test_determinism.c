@@ -19,9 +19,11 @@
 #ifdef MOK_SANITIZED
 #define ITERATIONS 150
 #define WIDE 1 /* how many of the costly cases */
+#define EVERY 3 /* case of the lists: the bits are the release build's to prove */
 #else
 #define ITERATIONS 10000
 #define WIDE 2
+#define EVERY 1
 #endif
 
 /*
@@ -124,7 +126,7 @@ static void a_second_run_gives_the_same_bits(void **state)
 static void recompute_gives_the_bits_of_full(void **state)
 {
     (void)state;
-    for (uint32_t tiles = 0; tiles <= 3; tiles++)
+    for (uint32_t tiles = 0; tiles <= 3; tiles += EVERY)
         must_equal_plain("recompute", &(struct run_options){ .layer = { .ring_tiles = tiles },
                                                              .context_mode = MOK_CONTEXT_RECOMPUTE });
 }
@@ -132,9 +134,11 @@ static void recompute_gives_the_bits_of_full(void **state)
 static void any_number_of_threads_and_comm_units_gives_the_same_bits(void **state)
 {
     (void)state;
-    for (uint32_t threads = 1; threads <= 4; threads++)
+    for (uint32_t threads = 1, n = 0; threads <= 4; threads++)
         for (uint32_t comm = 0; comm < threads; comm++) {
             char what[60];
+            if (n++ % EVERY != 0)
+                continue;
             snprintf(what, sizeof(what), "%u threads, %u comm units", threads, comm);
             must_equal_plain(
                 what, &(struct run_options){ .harness = { .threads = threads }, .layer = { .comm_units = comm } });
@@ -146,7 +150,7 @@ static void any_minibatch_gives_the_same_bits(void **state)
     static const uint32_t rows[] = { 1, 128, 129, 256, 384, 100000 };
 
     (void)state;
-    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i += EVERY) {
         char what[60];
         snprintf(what, sizeof(what), "minibatch of %u rows", rows[i]);
         must_equal_plain(what,
@@ -159,7 +163,7 @@ static void any_ring_gives_the_same_bits(void **state)
     static const uint32_t tiles[] = { 1, 2, 3, 5, 8, 1000 };
 
     (void)state;
-    for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i++)
+    for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i += EVERY)
         for (uint32_t mode = MOK_CONTEXT_FULL; mode <= MOK_CONTEXT_RECOMPUTE; mode++) {
             char what[60];
             snprintf(what, sizeof(what), "ring of %u tiles, context mode %u", tiles[i], mode);
@@ -175,17 +179,17 @@ static void any_number_of_ranks_and_any_split_gives_the_same_bits(void **state)
 
     (void)state;
     for (uint32_t ep = 1; ep <= 8; ep *= 2)
-        for (int n = 0; n < 3; n++) {
+        for (uint32_t n = ep % EVERY; n < 3; n += EVERY) {
             char what[60];
             for (size_t i = 0; i < PROBLEMS; i++) {
                 struct result got;
                 uint32_t tokens[8];
-                struct run_options run = { .harness = { .ranks = ep, .threads = 1 + (uint32_t)n },
+                struct run_options run = { .harness = { .ranks = ep, .threads = 1 + n },
                                            .tokens = n ? tokens : NULL,
-                                           .layer = { .ring_tiles = (uint32_t)n },
+                                           .layer = { .ring_tiles = n },
                                            .context_mode = n % 2 ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL };
                 problem_cut(problem[i].tokens, ep, &rng, tokens);
-                snprintf(what, sizeof(what), "EP %u, split %d", ep, n);
+                snprintf(what, sizeof(what), "EP %u, split %u", ep, n);
                 run_precise(i, &run, &got);
                 check_bitwise(what, &got, &plain[i], CHECK_ANY_EP);
                 result_free(&got);

@@ -35,6 +35,12 @@ static const struct problem_options options[] = {
 #define PROBLEMS (sizeof(options) / sizeof(options[0]))
 #define FIRST_GRADIENT RESULT_D_GATE
 
+#ifdef MOK_SANITIZED
+#define EVERY 3 /* cut of the list, each problem others of them */
+#else
+#define EVERY 1
+#endif
+
 static struct problem problem[PROBLEMS];
 
 static int setup(void **state)
@@ -94,7 +100,7 @@ static void they_are_rounded_once_whatever_cuts_the_rows(void **state)
 
     (void)state;
     for (size_t i = 0; i < PROBLEMS; i++)
-        for (size_t c = 0; c < sizeof(cuts) / sizeof(cuts[0]); c++) {
+        for (size_t c = i % EVERY; c < sizeof(cuts) / sizeof(cuts[0]); c += EVERY) {
             char what[60];
             snprintf(what, sizeof(what), "problem %zu, cut %zu", i, c);
             must_be_rounded(what, &problem[i], &cuts[c]);

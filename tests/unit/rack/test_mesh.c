@@ -358,6 +358,9 @@ static void a_removed_node_that_calls_again_at_once_is_refused(void **state)
     net.node[0].config.n_nodes = 1;
     assert_int_equal(rack_reload(net.node[0].rack, &net.node[0].config, text), 0);
     rack_net_until_for(&net, one_is_refused_by_two_loops, 20, "who is removed gets in once more");
+    struct rack_totals totals;
+    rack_totals(net.node[0].rack, &totals);
+    assert_true(totals.refused_lately > 0); /* though that was before the reload was over */
     close_second_loop();
 }
 
