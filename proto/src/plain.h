@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Text of others, before it reaches a terminal or a log: what is a control character (of ASCII, or U+0080..U+009F, which
- * terminals obey too), or no UTF-8, becomes '?'. Changes nothing else, and never the length.
+ * Text of others, before it reaches a terminal or a log: what is a control character (of ASCII, or U+0080..U+009F,
+ * which terminals obey too), or no UTF-8, becomes '?'. Changes nothing else, and never the length.
  */
 #ifndef MOK_PLAIN_H
 #define MOK_PLAIN_H

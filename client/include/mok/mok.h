@@ -56,7 +56,7 @@ const char *mok_version(void);
 const char *mok_strerror(int code);
 /** "MOK_ERANGE" for a code (either sign), "0" for 0, "MOK_E?" for an unknown one; never NULL. */
 const char *mok_error_name(int code);
-/** Sentence of this thread's last failed call; "" if none failed. Valid until this thread's next call. */
+/** Sentence of this thread's last failed call, one line of plain text; "" if none failed. Valid until its next call. */
 const char *mok_last_error(void);
 
 /* ------------------------------------------------------------------ session */

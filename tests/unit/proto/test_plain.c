@@ -2,8 +2,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 #include <stdio.h>
+
+#include <cmocka.h>
 
 #include "control.pb-c.h"
 #include "plain.h"
@@ -22,7 +23,8 @@ static void text_of_any_language_stays(void **state)
     (void)state;
     expect("", "", "");
     expect("a \"b\" \\ ~", "", "a \"b\" \\ ~");
-    expect("gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\xbe \xc2\xa0", "", "gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\xbe \xc2\xa0");
+    expect("gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\xbe \xc2\xa0", "",
+           "gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x90\xbe \xc2\xa0");
 }
 
 static void control_characters_go_unless_they_are_kept(void **state)
@@ -30,15 +32,19 @@ static void control_characters_go_unless_they_are_kept(void **state)
     (void)state;
     expect("\x1b[31m\x7f\r\n", "", "?[31m???");
     expect("a\nb\tc", "\n", "a\nb?c");
-    expect("\xc2\x80\xc2\x9b" "0m\xc2\x9f", "\n", "????0m??");
+    expect("\xc2\x80\xc2\x9b"
+           "0m\xc2\x9f",
+           "\n", "????0m??");
 }
 
 static void what_is_no_utf8_goes_byte_by_byte(void **state)
 {
     (void)state;
-    expect("\x9b" "31m", "", "?31m");
-    expect("\xff\xfe\xc2", "", "???");                 /* the end is part of no character */
-    expect("\xc0\x9b\xe0\x82\x9b", "", "?????");       /* longer than need be */
+    expect("\x9b"
+           "31m",
+           "", "?31m");
+    expect("\xff\xfe\xc2", "", "???");                     /* the end is part of no character */
+    expect("\xc0\x9b\xe0\x82\x9b", "", "?????");           /* longer than need be */
     expect("\xed\xa0\x80\xf4\x90\x80\x80", "", "???????"); /* surrogates; beyond the last character */
     expect("\xe2\x82x\xe2\x82\xac", "", "??x\xe2\x82\xac");
 }
