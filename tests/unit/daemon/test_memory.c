@@ -549,6 +549,7 @@ int main(void)
         test(freed_memory_is_gone_though_its_client_keeps_the_descriptor),
         test(a_queue_is_charged_while_it_is_there),
         test(a_queues_stream_slots_are_made_and_charged_once_and_had_again_by_who_asks_again),
+        test(stream_slots_that_are_being_made_are_asked_for_again_a_moment_later),
         test(a_closed_queues_submissions_are_gone_though_its_client_keeps_the_descriptor),
         cmocka_unit_test(one_user_cannot_take_all_descriptors),
         cmocka_unit_test(a_worker_that_cannot_map_makes_the_allocation_fail_without_a_trace),
