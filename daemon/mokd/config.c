@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -653,6 +654,20 @@ static char *absolute(const char *path)
     return asprintf(&ret, "%s/%s", directory, path) < 0 ? NULL : ret;
 }
 
+/* Without waiting for anybody: opening a pipe would, for who writes to it. */
+static FILE *open_file(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+
+    if (!file && fd >= 0) {
+        int error = errno;
+        mok_close(fd);
+        errno = error;
+    }
+    return file;
+}
+
 int mokd_config_load(const char *path, mokd_config_report report, void *cookie, struct mokd_config *ret)
 {
     struct mokd_config config;
@@ -661,7 +676,7 @@ int mokd_config_load(const char *path, mokd_config_report report, void *cookie, 
     struct stat about;
 
     set_defaults(&config);
-    parser.file = fopen(path, "re");
+    parser.file = open_file(path);
     if (!parser.file) {
         int error = errno;
         config_complain(&parser, "cannot be read: %s", strerror(error));

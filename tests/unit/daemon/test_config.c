@@ -354,6 +354,24 @@ static void what_is_no_regular_file_is_refused_unread(void **state)
     assert_non_null(strstr(sentences[0], "/dev/zero: is no regular file of at most 1048576 bytes"));
 }
 
+static void a_pipe_that_nobody_writes_to_holds_nobody_up(void **state)
+{
+    char dir[] = "/tmp/mokd-test-XXXXXX", path[64];
+    struct mokd_config config;
+
+    (void)state;
+    n_sentences = 0;
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/conf", dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(30); /* rather than for ever */
+    assert_int_equal(mokd_config_load(path, take, NULL, &config), -MOK_EARG);
+    alarm(0);
+    assert_non_null(strstr(sentences[0], "is no regular file"));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(dir), 0);
+}
+
 /* What listens, reads or just lies in a control daemon's place. */
 static void mps_needs_a_control_daemon_that_answers(void **state)
 {
@@ -555,6 +573,7 @@ int main(void)
         cmocka_unit_test(more_devices_than_the_bound_are_refused),
         cmocka_unit_test(a_file_that_is_not_there_is_named),
         cmocka_unit_test(what_is_no_regular_file_is_refused_unread),
+        cmocka_unit_test(a_pipe_that_nobody_writes_to_holds_nobody_up),
         cmocka_unit_test(mps_needs_a_control_daemon_that_answers),
         cmocka_unit_test(a_rack_and_its_nodes_arrive),
         cmocka_unit_test(a_link_domain_of_the_rack_is_that_of_nodes_that_name_none),

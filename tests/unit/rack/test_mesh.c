@@ -604,6 +604,7 @@ static void an_older_version_and_this_one_exchange_commands_and_the_older_hears_
 {
     (void)state;
     net.node[0].config.versions = (struct rack_versions){ 1, 1 };
+    net.timeout_ms = 5000;
     rack_net_start_all(&net);
     rack_net_until(&net, rack_net_all_up, "an older version is not spoken with");
     assert_int_equal(rack_net_info(&net, 0, 1).protocol, 1);
