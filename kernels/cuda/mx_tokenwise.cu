@@ -180,5 +180,6 @@ extern "C" int mok_cuda_launch_tokenwise(const mok_cuda_tokenwise_args *args, vo
     for (const mok_cuda_tokenwise &o : args->operand)
         tiles += mok::tiles_of(o);
     const dim3 grid(args->ring_rows / mok::turn_tile, tiles);
-    return mok::launch(true, args->per32 ? mok::tokenwise_kernel<32> : mok::tokenwise_kernel<128>, grid, mok::turn_threads, mok::tokenwise_bytes, stream, *args);
+    const auto kernel = args->per32 ? mok::tokenwise_kernel<32> : mok::tokenwise_kernel<128>;
+    return mok::launch(true, kernel, grid, mok::turn_threads, mok::tokenwise_bytes, stream, *args);
 }

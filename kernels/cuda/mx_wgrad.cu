@@ -272,8 +272,9 @@ constexpr void (*wgrad_32)(mok_cuda_mx_wgrad_args) = mx_wgrad_kernel<mx_wgrad_co
 
 extern "C" int mok_cuda_launch_mx_wgrad(const mok_cuda_mx_wgrad_args *args, uint32_t blocks, void *stream)
 {
-    return mok::launch(true, args->per32 ? mok::wgrad_32 : mok::wgrad_128, dim3(args->common.retiring_blocks + blocks), MOK_THREADS,
-                       mok::smem_bytes, stream, *args);
+    const dim3 grid(args->common.retiring_blocks + blocks);
+    const auto kernel = args->per32 ? mok::wgrad_32 : mok::wgrad_128;
+    return mok::launch(true, kernel, grid, MOK_THREADS, mok::smem_bytes, stream, *args);
 }
 
 extern "C" int mok_cuda_mx_wgrad_setup(void)

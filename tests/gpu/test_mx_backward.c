@@ -241,8 +241,8 @@ static uint8_t *bits(const struct problem *p, const struct device_options *optio
 }
 
 /* All of `others`, or on an emulated GPU the one at `few`. */
-static void have_the_bits_of(const struct problem_options *layer, const struct device_options *plain, const struct device_options *others, size_t count,
-                             size_t few)
+static void have_the_bits_of(const struct problem_options *layer, const struct device_options *plain,
+                             const struct device_options *others, size_t count, size_t few)
 {
     struct problem p;
     size_t size, same;

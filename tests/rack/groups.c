@@ -538,7 +538,10 @@ static int set_up(void **state)
     static struct rack_stack rack;
 
     *state = &rack;
-    return rack_stack_start(&rack, &(struct rack_stack_options){ .nodes = 4, .devices = 2, .mesh = "tenants = node\n", .last = "[limits]\nbytes = 64M\n" });
+    return rack_stack_start(&rack, &(struct rack_stack_options){ .nodes = 4,
+                                                                 .devices = 2,
+                                                                 .mesh = "tenants = node\n",
+                                                                 .last = "[limits]\nbytes = 64M\n" });
 }
 
 static int tear_down(void **state)
