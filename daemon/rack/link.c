@@ -167,7 +167,7 @@ static void purge(struct rack_link *link, uint32_t slot, struct rack_ops *spared
 void rack_link_bar(struct rack_link *link, uint32_t slot)
 {
     pthread_mutex_lock(&link->mutex);
-    link->bar[slot] = true;
+    link->flags.bar[slot] = true;
     kick(link);
     pthread_mutex_unlock(&link->mutex);
 }
@@ -175,8 +175,8 @@ void rack_link_bar(struct rack_link *link, uint32_t slot)
 void rack_link_remove(struct rack_link *link, uint32_t slot)
 {
     pthread_mutex_lock(&link->mutex);
-    purge(link, slot, link->remove[slot] ? NULL : &link->last_words[slot]);
-    link->remove[slot] = true;
+    purge(link, slot, link->flags.remove[slot] ? NULL : &link->flags.last_words[slot]);
+    link->flags.remove[slot] = true;
     kick(link);
     pthread_mutex_unlock(&link->mutex);
 }
@@ -185,7 +185,7 @@ void rack_link_reset(struct rack_link *link, uint32_t slot)
 {
     pthread_mutex_lock(&link->mutex);
     purge(link, slot, NULL);
-    link->reset[slot] = true;
+    link->flags.reset[slot] = true;
     kick(link);
     pthread_mutex_unlock(&link->mutex);
 }
@@ -333,7 +333,7 @@ void rack_link_stop(struct rack_link *link)
     for (size_t i = 0; i < RACK_MAX_NODES; i++) {
         drop_ops(&link->connections[i].queue);
         rack_op_free(link->connections[i].beat);
-        drop_ops(&link->last_words[i]);
+        drop_ops(&link->flags.last_words[i]);
     }
     explicit_bzero(link->config.secret_key, sizeof(link->config.secret_key));
     rack_items_clear(&link->inbox);

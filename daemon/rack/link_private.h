@@ -63,6 +63,12 @@ struct rack_load {
     bool starved; /* a send was refused since */
 };
 
+/* What the loop has asked of each peer without an operation. */
+struct rack_flags {
+    bool bar[RACK_MAX_NODES], reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
+    struct rack_ops last_words[RACK_MAX_NODES]; /* to who is to be removed */
+};
+
 struct rack_link {
     /* Set before the thread starts. */
     struct rack_link_config config;
@@ -79,8 +85,7 @@ struct rack_link {
     struct rack_items inbox;
     struct rack_load load[RACK_MAX_NODES];
     struct rack_link_stats stats;
-    bool bar[RACK_MAX_NODES], reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
-    struct rack_ops last_words[RACK_MAX_NODES]; /* to who is to be removed */
+    struct rack_flags flags;
     bool kicked, woken, inbox_full, leave, stop;
     uint64_t rounds; /* turns of the thread; written by it alone, read without the mutex */
 

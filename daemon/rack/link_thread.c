@@ -159,13 +159,7 @@ static void part(struct rack_link *link, struct rack_connection *connection, str
     rack_connection_linger(connection, RACK_GOODBYE_MS);
 }
 
-/* What the loop has asked of each peer by a flag. */
-struct flags {
-    bool bar[RACK_MAX_NODES], reset[RACK_MAX_NODES], remove[RACK_MAX_NODES];
-    struct rack_ops last_words[RACK_MAX_NODES];
-};
-
-static void run_flags(struct rack_link *link, struct flags *flags)
+static void run_flags(struct rack_link *link, struct rack_flags *flags)
 {
     for (uint32_t slot = 0; slot < RACK_MAX_NODES; slot++) {
         struct rack_connection *connection = &link->connections[slot];
@@ -185,23 +179,9 @@ static void run_flags(struct rack_link *link, struct flags *flags)
     }
 }
 
-/* With the mutex held. */
-static void take_flags(struct rack_link *link, struct flags *ret)
-{
-    memcpy(ret->bar, link->bar, sizeof(ret->bar));
-    memcpy(ret->reset, link->reset, sizeof(ret->reset));
-    memcpy(ret->remove, link->remove, sizeof(ret->remove));
-    memcpy(ret->last_words, link->last_words, sizeof(ret->last_words));
-    memset(link->bar, 0, sizeof(link->bar));
-    memset(link->reset, 0, sizeof(link->reset));
-    memset(link->remove, 0, sizeof(link->remove));
-    memset(link->last_words, 0, sizeof(link->last_words));
-}
-
 /* False: the thread is to end. */
 static bool take_ops(struct rack_link *link)
 {
-    struct flags flags;
     uint64_t count;
 
     ssize_t n = read(link->kick, &count, sizeof(count));
@@ -209,7 +189,8 @@ static bool take_ops(struct rack_link *link)
     pthread_mutex_lock(&link->mutex);
     struct rack_ops ops = link->ops;
     link->ops = (struct rack_ops){ 0 };
-    take_flags(link, &flags);
+    struct rack_flags flags = link->flags;
+    link->flags = (struct rack_flags){ 0 };
     link->kicked = false;
     bool stop = link->stop;
     pthread_mutex_unlock(&link->mutex);

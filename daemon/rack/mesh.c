@@ -363,10 +363,10 @@ static int add_new(struct rack *rack, const struct rack_config *config, bool ann
     return 0;
 }
 
-/* Sockets and keys stay as they were made. */
-static bool is_still_this_node(const struct rack *rack, const struct rack_config *config)
+/* Sockets and keys stay as they were made. `own`: what it says of this node; NULL: nothing. */
+static bool is_still_this_node(const struct rack *rack, const struct rack_config *config,
+                               const struct rack_node_config *own)
 {
-    const struct rack_node_config *own = rack_config_find(config, rack->self.name);
     const struct rack_node_config *before = &rack->slots[rack->own].config;
 
     return strcmp(config->node, rack->self.name) == 0 && strcmp(config->key, rack->key_path) == 0 &&
@@ -382,7 +382,7 @@ int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
     int r = rack_config_check(config, text);
     if (r < 0)
         return r;
-    if (!is_still_this_node(rack, config)) {
+    if (!is_still_this_node(rack, config, own)) {
         snprintf(text, RACK_MAX_TEXT,
                  "[rack]: node, listen, key and this node's own key change at a restart alone, and so does its own "
                  "address where there is no listen");
