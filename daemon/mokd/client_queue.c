@@ -17,14 +17,26 @@
 
 /* ------------------------------------------------------------------ the object */
 
-static void uncharge(struct mokd_user *user, uint64_t bytes)
+static void uncharge(struct mokd_user *user, uint64_t bytes, uint64_t descriptors)
 {
     mokd_user_give_bytes(user, bytes);
-    mokd_user_give(user, MOKD_DESCRIPTORS, QUEUE_DESCRIPTORS);
+    mokd_user_give(user, MOKD_DESCRIPTORS, descriptors);
+}
+
+static int charge(struct mokd_user *user, uint64_t bytes, uint64_t descriptors, struct mokd_error *error)
+{
+    int r = mokd_user_take_bytes(user, bytes, error);
+
+    if (r < 0)
+        return r;
+    r = mokd_user_take(user, MOKD_DESCRIPTORS, descriptors, error);
+    if (r < 0)
+        mokd_user_give_bytes(user, bytes);
+    return r;
 }
 
 /* The queue's memory, whose layout depends on its entries alone, and its descriptors. */
-static int charge(struct mokd_user *user, uint32_t entries, uint64_t *ret_bytes, struct mokd_error *error)
+static int charge_queue(struct mokd_user *user, uint32_t entries, uint64_t *ret_bytes, struct mokd_error *error)
 {
     struct mok_queue_layout layout;
 
@@ -33,29 +45,19 @@ static int charge(struct mokd_user *user, uint32_t entries, uint64_t *ret_bytes,
         return mokd_error_set(error, r, "entries = %u: no queue: %s", entries, mok_error_text(r));
     uint64_t bytes = mok_memory_round(layout.control_bytes) + mok_memory_round(layout.submit_bytes) +
                      mok_memory_round(layout.inflight_bytes);
-    r = mokd_user_take_bytes(user, bytes, error);
+    r = charge(user, bytes, QUEUE_DESCRIPTORS, error);
     if (r < 0)
         return r;
-    r = mokd_user_take(user, MOKD_DESCRIPTORS, QUEUE_DESCRIPTORS, error);
-    if (r < 0) {
-        mokd_user_give_bytes(user, bytes);
-        return r;
-    }
     *ret_bytes = bytes;
     return 0;
 }
 
 static int charge_stream(struct mokd_queue *queue, uint64_t bytes, struct mokd_error *error)
 {
-    int r = mokd_user_take_bytes(queue->session->user, bytes, error);
+    int r = charge(queue->session->user, bytes, 1, error);
 
     if (r < 0)
         return r;
-    r = mokd_user_take(queue->session->user, MOKD_DESCRIPTORS, 1, error);
-    if (r < 0) {
-        mokd_user_give_bytes(queue->session->user, bytes);
-        return r;
-    }
     queue->stream.bytes = bytes;
     mokd_usage_hold_bytes(queue->usage, bytes);
     return 0;
@@ -66,8 +68,7 @@ static void stream_free(struct mokd_queue *queue)
     if (!queue->stream.bytes)
         return;
     mokd_usage_free_bytes(queue->usage, queue->stream.bytes);
-    mokd_user_give_bytes(queue->session->user, queue->stream.bytes);
-    mokd_user_give(queue->session->user, MOKD_DESCRIPTORS, 1);
+    uncharge(queue->session->user, queue->stream.bytes, 1);
     queue->stream.bytes = 0;
     queue->stream.fd = mok_close(queue->stream.fd);
     queue->stream.open = false;
@@ -99,7 +100,7 @@ static void queue_free(struct mokd_queue *queue)
     stream_free(queue);
     mokd_usage_free_bytes(queue->usage, queue->bytes);
     mokd_usage_unref(queue->usage);
-    uncharge(queue->session->user, queue->bytes);
+    uncharge(queue->session->user, queue->bytes, QUEUE_DESCRIPTORS);
     queue->session->ops_done += queue->ops_done;
     queue->session->device_ns += queue->counted.device_ns;
     queue->session->rows += queue->counted.rows;
@@ -221,13 +222,13 @@ void mokd_queue_open(struct mokd_session *session, uint64_t id, const Mok__Queue
     uint64_t bytes = 0;
 
     if (check_open(session, request, &device, &error) < 0 ||
-        charge(session->user, request->entries, &bytes, &error) < 0) {
+        charge_queue(session->user, request->entries, &bytes, &error) < 0) {
         mokd_session_refuse(session, id, &error);
         return;
     }
     struct mokd_queue *queue = queue_new(session, device, bytes);
     if (!queue)
-        uncharge(session->user, bytes);
+        uncharge(session->user, bytes, QUEUE_DESCRIPTORS);
     int r = queue ? mok_queue_create(request->entries, request->initial_counter, &queue->ring) : -MOK_ENOMEM;
     if (r < 0) {
         if (queue)
