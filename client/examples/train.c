@@ -55,7 +55,7 @@ struct moe_config train_moe_config(const struct options *o, unsigned rank)
         .shared_intermediate = o->shared_expert ? o->intermediate : 0,
         .tokens = options_tokens(o),
         .precision = o->precision,
-        .wgrad = o->wgrad,
+        .wgrad = options_wgrad(o),
         .recompute = o->recompute,
     };
 }
