@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+#include "common/layer_spec.h"
 #include "common/log.h"
 #include "flags_board.h"
 #include "memory.h"
@@ -218,28 +219,6 @@ void objects_buffer_free(const struct objects_engine *on, struct worker_buffer *
 
 /* ------------------------------------------------------------------ layers */
 
-static struct mok_layer_spec spec_of(const Mok__LayerSpec *spec, const struct worker_group *group)
-{
-    return (struct mok_layer_spec){
-        .hidden = spec->hidden,
-        .intermediate = spec->intermediate,
-        .experts = spec->experts,
-        .topk = spec->topk,
-        .ep = group->size,
-        .rank = group->rank,
-        .max_tokens = spec->max_tokens,
-        .precision = spec->precision,
-        .shared_intermediate = spec->shared_intermediate,
-        .clamp = spec->clamp,
-        .ring_bytes = spec->ring_bytes,
-        .minibatch_rows = spec->minibatch_rows,
-        .comm_units = spec->comm_units,
-        .gradient_dtype = spec->gradient_dtype,
-        .wgrad_precision = spec->wgrad_precision,
-        .transposed_weights = spec->transposed_weights,
-    };
-}
-
 /* mokd allocated by its own plan; the two must not differ by a byte. */
 static int check_memory(const struct mok_plan *plan, const Mok__LayerMemory *memory, struct mok_message *message)
 {
@@ -259,7 +238,7 @@ static int layer_plan(const struct objects_engine *on, const Mok__WorkerLayerOpe
 {
     if (!request->spec)
         return objects_refuse(message, -MOK_EPROTO, "spec: absent");
-    struct mok_layer_spec spec = spec_of(request->spec, layer->group);
+    struct mok_layer_spec spec = mok_layer_spec_read(request->spec, layer->group->size, layer->group->rank);
     int r = mok_plan_make(&spec, &on->limits, &layer->plan, NULL, 0, message);
     return r < 0 ? r : check_memory(&layer->plan, request->memory, message);
 }
