@@ -80,12 +80,26 @@ def mxfp8(rs):
     return table(["values", "scale rule", "error of the values", "error of a product", "values that differ from per32"], rows)
 
 
+# A public unfused FP8 pipeline's forward of each shape, 2,048 tokens, EP 1, in ms, and the dense BF16 rate beside it in TFLOP/s.
+PUBLIC_FP8_MS, PUBLIC_FP8_DENSE = {"kimi": 1.41, "glm": 1.28, "qwen": 0.62, "dsv4": 1.55}, 690
+
+
+def over_public(r, dense_tflops):
+    """A forward's time over the public pipeline's, had this card's dense rate been beside it."""
+    if not dense_tflops or r["op"] != "forward" or r["shape"] not in PUBLIC_FP8_MS:
+        return None
+    return r["ms"] * dense_tflops / (PUBLIC_FP8_MS[r["shape"]] * PUBLIC_FP8_DENSE)
+
+
 def mxfp8_cuda(rs):
-    """Lines of tests/gpu/bench.py --precision mxfp8: what MXFP8 is beside BF16 in the same loop."""
-    weights = lambda r: "128 x 128" if "tiles" in r["what"] else "1 x 128"
-    rows = [[r["shape"], r["op"], weights(r), number(r["b2b_ms"], 3), number(r["b2b_times_as_fast"], 3), number(r.get("times_as_fast"), 3)]
-            for r in sorted((r for r in rs if "b2b_times_as_fast" in r), key=order)]
-    return table(["shape", "op", "weights", "ms, in a row on a warm card", "times as fast as BF16", "each after a pause"], rows)
+    """Lines of tests/gpu/bench.py --precision mxfp8: what MXFP8 is beside BF16, and a dense product, in the same loop."""
+    of = {(r["shape"], r["what"]): r for r in rs}
+    rows = []
+    for r in sorted((r for r in rs if "times_as_fast" in r), key=order):
+        dense = of[r["shape"], "dense"]["tflops"]
+        rows.append([r["shape"], "128 x 128" if "tiles" in r["what"] else "1 x 128", number(of[r["shape"], "mok"]["ms"], 3), number(r["ms"], 3),
+                     number(r["times_as_fast"], 3), number(r["b2b_times_as_fast"], 3), number(dense, 0), number(over_public(r, dense), 3)])
+    return table(["shape", "weights", "BF16 ms", "MXFP8 ms", "times as fast", "in a row", "dense BF16, TFLOP/s", "over the public pipeline"], rows)
 
 
 def mxfp8_forward_cuda(rs):
@@ -94,39 +108,51 @@ def mxfp8_forward_cuda(rs):
     return table(["shape", "build", "BF16 ms", "MXFP8 ms", "times as fast as BF16, in turns", "in a row"], rows)
 
 
+WAYS = {" tiles": "weights turned by the engine", " given": "given transposed, too", " given w8": "and MXFP8 weight gradients"}
+
+
+def in_row_and_paused(r):
+    return f"{number(r['b2b_ms'], 3)} ({number(r['b2b_times_as_fast'])}; {number(r['times_as_fast'])})"
+
+
 def mxfp8_backward_cuda(rs):
     """Lines of tests/gpu/both.py: weights that the engine turns, that are given transposed, and MXFP8 weight gradients beside these."""
-    timed = {(r["shape"], r["what"]): r for r in rs if "times_as_fast" in r}
+    timed = {(r["shape"], r["what"]): r for r in rs}
     rows = []
     for shape in dict.fromkeys(s for s, _ in timed):
         for op, end in (("backward", ""), ("forward+backward", " both")):
-            ways = [timed.get((shape, f"mok {way}{end}")) for way in ("tiles", "given", "given w8")]
-            rows.append([shape, op, number(timed[shape, f"bf16{end}"]["b2b_ms"], 3),
-                         *(f"{number(r['b2b_ms'], 3)} ({number(r['b2b_times_as_fast'])}; {number(r['times_as_fast'])})" if r else "-" for r in ways)])
-    return table(["shape", "op", "BF16 ms", "weights turned by the engine", "given transposed, too", "and MXFP8 weight gradients"], rows)
+            rows.append([shape, op, number(timed[shape, f"bf16{end}"]["b2b_ms"], 3), *(in_row_and_paused(timed[shape, f"mok{way}{end}"]) for way in WAYS)])
+    return table(["shape", "op", "BF16 ms", *WAYS.values()], rows)
+
+
+def mxfp8_turned_cuda(rs):
+    """The same of two builds: weight gradients' operands turned by a kernel of its own, and where they are made."""
+    timed = {(r["shape"], r["what"]): r for r in rs}
+    rows = []
+    for shape in dict.fromkeys(s for s, _ in timed):
+        for op, end in (("backward", ""), ("forward+backward", " both")):
+            rows.append([shape, op, number(timed[shape, f"bf16{end}"]["b2b_ms"], 3), *(in_row_and_paused(timed[shape, f"{build} given w8{end}"]) for build in ("mok", "turn"))])
+    return table(["shape", "op", "BF16 ms", "turned by a kernel of its own", "turned in d_hidden's epilogue"], rows)
 
 
 def scales_cuda(rs):
-    """Lines of tests/gpu/scales.py: what a rule of scales costs, with weights by the same rule and in tiles."""
-    rules = ["bf16", "per128", "per128 tiles", "per32", "per32 tiles"]
-    timed = {(r["shape"], r["op"], r["what"]): r for r in rs if "ms" in r}
-    cell = lambda r: f"{number(r['ms'], 3)} ({number(r['times_as_fast'])})" if r else "-"
-    rows = [[r["shape"], r["op"], *(cell(timed.get((r["shape"], r["op"], rule))) for rule in rules)]
+    """Lines of tests/gpu/scales.py: what a rule of scales costs, with BF16 and with MXFP8 weight gradients."""
+    rules = {"bf16": "BF16", "per128 tiles": "128 values", "per128 tiles wgrad": "with MXFP8 weight gradients", "per32": "32 values", "per32 wgrad": "with MXFP8 weight gradients"}
+    timed = {(r["shape"], r["op"], r["what"]): r for r in rs}
+    cell = lambda r: f"{number(r['ms'], 3)} ({number(r['times_as_fast'])})"
+    rows = [[r["shape"], r["op"], *(cell(timed[r["shape"], r["op"], rule]) for rule in rules)]
             for r in sorted((r for r in timed.values() if r["what"] == "bf16"), key=order)]
-    return table(["shape", "op", "BF16", "128 values, weights 1 x 128", "128 x 128", "32 values, weights 1 x 32", "128 x 128"], rows)
+    return table(["shape", "op", *rules.values()], rows)
 
 
 def mxfp8_mokd(rs):
-    """Through mokd, both by mok-bench layer: an operation of MXFP8 and the same of BF16, in turn where the line has both (--beside-bf16), else each by itself."""
-    alone = {tuple(r[k] for k in ("shape", "op", "ep", "tokens", "routing", "sharing")): r for r in rs if r["precision"] == "bf16"}
+    """Through mokd, by mok-bench layer --beside-bf16: an operation of MXFP8 and the same of BF16, in turn."""
     rows = []
-    for r in sorted((r for r in rs if r["precision"] != "bf16"), key=order):
-        bf16 = alone.get(tuple(r[k] for k in ("shape", "op", "ep", "tokens", "routing", "sharing")), {})
-        one, queued = (r.get(f"bf16_{k}", bf16.get(k)) for k in ("ms", "queued_ms"))
-        weights = ("128 x 128" if "tiles" in r["precision"] else "1 x 128") + (", transposed too" if r.get("transposed") else "")
-        rows.append([r["shape"], r["op"], weights, r.get("wgrad", "bf16") if "backward" in r["op"] else "-", "yes" if "bf16_ms" in r else "no",
-                     number(one, 3), number(r["ms"], 3), number(one and one / r["ms"], 3), number(queued and queued / r["queued_ms"], 3)])
-    return table(["shape", "op", "weights", "weight gradients", "in turn", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued"], rows)
+    for r in sorted((r for r in rs if "bf16_ms" in r), key=lambda r: (order(r), r["wgrad"], r["transposed"])):
+        weights = ("128 x 128" if "tiles" in r["precision"] else "1 x 128") + (", transposed too" if r["transposed"] else "")
+        rows.append([r["shape"], r["op"], weights, r["wgrad"] if "backward" in r["op"] else "-", number(r["bf16_ms"], 3), number(r["ms"], 3),
+                     number(r["bf16_ms"] / r["ms"], 3), number(r["bf16_queued_ms"] / r["queued_ms"], 3)])
+    return table(["shape", "op", "weights", "weight gradients", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued"], rows)
 
 
 def quantize_cuda(rs):
@@ -280,7 +306,7 @@ MAKERS = {
     "sim-groups": groups, "layer-cuda": layer_cuda, "daemon-cuda": daemon_cuda, "mokd-cuda": mokd_cuda,
     "mokd-cuda-more": mokd_cuda, "sweep-cuda": sweep_cuda, "links-cuda": links_cuda, "spans-cuda": spans_cuda,
     "mxfp8": mxfp8, "mxfp8-cuda": mxfp8_cuda, "mxfp8-mokd": mxfp8_mokd, "mxfp8-backward-cuda": mxfp8_backward_cuda,
-    "mxfp8-forward-cuda": mxfp8_forward_cuda,
+    "mxfp8-forward-cuda": mxfp8_forward_cuda, "mxfp8-turned-cuda": mxfp8_turned_cuda,
     "scales-cuda": scales_cuda, "quantize-cuda": quantize_cuda, "train-mxfp8": train_mxfp8, "queue": queue,
     "layer-host": layer, "sweep-host": sweep, "plain-host": peer,
 }

@@ -341,9 +341,8 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  *
  * Weight gradients of an MXFP8 layer's experts are products of E4M3, of rows quantised along the token axis
  * (MOK_WGRAD_MXFP8; ABI.md, MX tensors), or of the BF16 values that the quantised rows are worth (MOK_WGRAD_BF16). The
- * first are faster on a GPU, and the default with MOK_MXFP8_PER128; the second round less, and are the default otherwise
- * (no GPU has timed the first with MOK_MXFP8_PER32). MOK_WGRAD_MXFP8 is MOK_EDTYPE of a BF16 layer. A shared expert's are
- * BF16.
+ * default is what a GPU does faster: the first with MOK_MXFP8_PER128, whose loss stays as near to BF16's, and the second with
+ * MOK_MXFP8_PER32. MOK_WGRAD_MXFP8 is MOK_EDTYPE of a BF16 layer. A shared expert's are BF16.
  *
  * A GPU's MXFP8 backward multiplies transposed weights, and turns them anew in each operation, since nobody says when they
  * have changed. With transposed_weights 1 the program binds them beside the others and keeps both alike: no operation turns
