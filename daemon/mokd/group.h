@@ -90,9 +90,10 @@ void mokd_member_failure(const struct mokd_member *member, struct mokd_error *er
 void mokd_group_run_begin(struct mokd_group *group);
 void mokd_group_run_end(struct mokd_group *group);
 /* A group of the mokd before, with its id; ranks are added in any order. NULL: out of memory. */
-struct mokd_group *mokd_group_adopt(struct mokd_server *server, uint32_t id, uid_t uid, const char *name, uint32_t size);
-struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session, struct mokd_device *device,
-                                      uint32_t rank);
+struct mokd_group *mokd_group_adopt(struct mokd_server *server, uint32_t id, uid_t uid, const char *name,
+                                    uint32_t size);
+struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session,
+                                      struct mokd_device *device, uint32_t rank);
 /* Tells all workers of the group, as part of `gather`; tags are ranks. */
 void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather);
 /* All its ranks have come, on several nodes; takes the span. May free the group. */

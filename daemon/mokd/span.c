@@ -108,7 +108,9 @@ static bool begin_wait(struct mokd_group *group, const struct mokd_wait *what)
     return true;
 }
 
-/* Whether the call is over before it was prepared here: somebody else could not. It stays so until that is asked for. */
+/*
+ * Whether the call is over before it was prepared here: somebody else could not. It stays so until that is asked for.
+ */
 static bool is_over(const struct mokd_group *group, uint64_t index, struct mokd_error *error)
 {
     const struct mokd_aborted *aborted = group->span ? find_aborted(group->span, index) : NULL;
@@ -360,8 +362,8 @@ void mokd_span_handle(struct mokd_group *group, const struct mokd_foreign *what)
     struct mokd_span *span = group->span;
     struct mokd_wait *wait, *next;
 
-    if (what->rank >= group->size || is_settled(span, what->object) || find_foreign(group, what->kind, what->object, what->rank) ||
-        span->n_foreign >= MAX_FOREIGN)
+    if (what->rank >= group->size || is_settled(span, what->object) ||
+        find_foreign(group, what->kind, what->object, what->rank) || span->n_foreign >= MAX_FOREIGN)
         return;
     struct mokd_foreign *foreign = malloc(sizeof(*foreign));
     if (!foreign)
@@ -451,8 +453,8 @@ static struct mokd_wait *find_wait(const struct mokd_span *span, uint64_t index)
 }
 
 /*
- * An abort may come while the call is still prepared here. It is kept for whoever asks for the verdict, and ends the wait
- * for what a node that gave up does not hand over any more.
+ * An abort may come while the call is still prepared here. It is kept for whoever asks for the verdict, and ends the
+ * wait for what a node that gave up does not hand over any more.
  */
 void mokd_span_verdict(struct mokd_group *group, uint64_t index, const struct mokd_error *error)
 {

@@ -101,8 +101,9 @@ struct rack_handlers {
     /* A command of an UP (or SUSPECT) peer, or of this node itself. The frame is freed when this returns. */
     void (*message)(void *cookie, uint32_t node, const Mok__RackFrame *frame);
     /*
-     * The state of a peer has changed. `reason` is a sentence for LOST, LEFT and SUSPECT, else "". A peer that is removed
-     * from the inventory becomes LOST first (if it was up), then `removed` is called and its index may be used again.
+     * The state of a peer has changed. `reason` is a sentence for LOST, LEFT and SUSPECT, else "". A peer that is
+     * removed from the inventory becomes LOST first (if it was up), then `removed` is called and its index may be used
+     * again.
      */
     void (*state)(void *cookie, uint32_t node, enum rack_state before, enum rack_state now, const char *reason);
     void (*added)(void *cookie, uint32_t node);   /* by a reload */
@@ -124,8 +125,8 @@ int rack_start(uv_loop_t *loop, const struct rack_config *config, const uint8_t 
 /* Says goodbye to who is up, and nothing more to anybody. What others send is not looked at any more. NULL is fine. */
 void rack_leave(struct rack *rack);
 /*
- * No handler is called any more; the loop holds nothing of it once it has turned. After rack_leave this waits for goodbyes
- * that are still on their way, for RACK_GOODBYE_MS at most. NULL is fine.
+ * No handler is called any more; the loop holds nothing of it once it has turned. After rack_leave this waits for
+ * goodbyes that are still on their way, for RACK_GOODBYE_MS at most. NULL is fine.
  */
 void rack_stop(struct rack *rack);
 /*

@@ -202,7 +202,9 @@ static void garbage_is_refused(void **state)
     assert_int_equal(recv_and_drop(link->b, NULL), -MOK_EPROTO);
 }
 
-/* Unknown fields at the top, in a message of a oneof and in a message within: what is sent on is what was understood. */
+/*
+ * Unknown fields at the top, in a message of a oneof and in a message within: what is sent on is what was understood.
+ */
 static void fields_of_a_newer_peer_are_dropped_at_every_depth(void **state)
 {
     const uint8_t bytes[] = {

@@ -140,7 +140,9 @@ static void a_rank_that_is_taken_is_refused_and_the_group_still_forms(void **sta
     rack_free(rack);
 }
 
-/* Nodes 0 and 1 have lost each other; where both can get to the home, it brings them together, and the lead finds out. */
+/*
+ * Nodes 0 and 1 have lost each other; where both can get to the home, it brings them together, and the lead finds out.
+ */
 static void who_waits_in_vain_is_told_whom_his_node_does_not_reach(void **state)
 {
     (void)state;
