@@ -613,6 +613,15 @@ int rack_send(struct rack *rack, uint32_t node, Mok__RackFrame *frame, uint32_t 
     return r;
 }
 
+void rack_lose(struct rack *rack, uint32_t node, const char *reason)
+{
+    if (!is_peer(rack, node))
+        return;
+    enum rack_state before = rack->slots[node].peer.state;
+    rack_peer_lose(&rack->slots[node].peer, reason);
+    follow(rack, node, before);
+}
+
 /* ------------------------------------------------------------------ looking */
 
 uint32_t rack_self(const struct rack *rack)

@@ -141,6 +141,11 @@ int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
  * much waits for it, see drained; -MOK_ESIZE; -MOK_ENOMEM.
  */
 int rack_send(struct rack *rack, uint32_t node, Mok__RackFrame *frame, uint32_t ttl_ms);
+/*
+ * Something for this node can never be sent: it is lost for that reason, if it is up, and so are we to it; soon both
+ * are up again with nothing under way. Tells `state` at once.
+ */
+void rack_lose(struct rack *rack, uint32_t node, const char *reason);
 
 /* Hash of what this node says of users and Unix groups; 0: nothing that holds over the rack. */
 void rack_set_tenants(struct rack *rack, uint64_t hash);
