@@ -89,6 +89,11 @@ void mokd_member_failure(const struct mokd_member *member, struct mokd_error *er
 /* A change at the workers begins and ends. The end may take down ranks that wait to leave, and free the group. */
 void mokd_group_run_begin(struct mokd_group *group);
 void mokd_group_run_end(struct mokd_group *group);
+/*
+ * The group behind `group`, or with NULL the first; NULL: that was the last. A walk to its end holds each group while
+ * it is looked at, and the next one before it lets go: whatever ends meanwhile, the walk goes on.
+ */
+struct mokd_group *mokd_group_walk(struct mokd_server *server, struct mokd_group *group);
 /* A group of the mokd before, with its id; ranks are added in any order. NULL: out of memory. */
 struct mokd_group *mokd_group_adopt(struct mokd_server *server, uint32_t id, uid_t uid, const char *name,
                                     uint32_t size);
