@@ -10,16 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "message.h"
 #include "mok/types.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* A sentence beside a negative return; names the argument, its value and its bound. */
-struct mok_message {
-    char text[240];
-};
 
 /*
  * Shape and options of a layer. H hidden, I intermediate, E experts, K top-k, T tokens; E_l = E / ep.

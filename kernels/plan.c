@@ -23,20 +23,7 @@ struct text {
     size_t left;
 };
 
-static int fail(struct mok_message *message, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static void explain(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static int fail(struct mok_message *message, int code, const char *format, ...)
-{
-    va_list args;
-
-    if (message) {
-        va_start(args, format);
-        vsnprintf(message->text, sizeof(message->text), format, args);
-        va_end(args);
-    }
-    return code;
-}
 
 static void explain(struct text *text, const char *format, ...)
 {
@@ -60,8 +47,8 @@ static int check_range(const char *name, uint64_t value, uint64_t low, uint64_t 
 {
     if (value >= low && value <= high)
         return 0;
-    return fail(message, -MOK_ERANGE, "%s = %llu is outside %llu..%llu", name, (unsigned long long)value,
-                (unsigned long long)low, (unsigned long long)high);
+    return mok_fail(message, -MOK_ERANGE, "%s = %llu is outside %llu..%llu", name, (unsigned long long)value,
+                    (unsigned long long)low, (unsigned long long)high);
 }
 
 static int check_dim(const char *name, uint32_t value, struct mok_message *message)
@@ -71,7 +58,7 @@ static int check_dim(const char *name, uint32_t value, struct mok_message *messa
     if (r < 0)
         return r;
     if (value % MOK_DIM_MULTIPLE)
-        return fail(message, -MOK_EALIGN, "%s = %u is not a multiple of %u", name, value, MOK_DIM_MULTIPLE);
+        return mok_fail(message, -MOK_EALIGN, "%s = %u is not a multiple of %u", name, value, MOK_DIM_MULTIPLE);
     return 0;
 }
 
@@ -88,37 +75,38 @@ static int check_spec(const struct mok_layer_spec *spec, struct mok_message *mes
     if ((r = check_range("ep", spec->ep, 1, MOK_MAX_EP, message)) < 0)
         return r;
     if (spec->rank >= spec->ep)
-        return fail(message, -MOK_ERANK, "rank = %u is not below ep = %u", spec->rank, spec->ep);
+        return mok_fail(message, -MOK_ERANK, "rank = %u is not below ep = %u", spec->rank, spec->ep);
     if ((r = check_range("experts", spec->experts, 1, MOK_MAX_EXPERTS, message)) < 0)
         return r;
     if (spec->experts % spec->ep)
-        return fail(message, -MOK_ERANGE, "experts = %u is not a multiple of the group's %u ranks", spec->experts,
-                    spec->ep);
+        return mok_fail(message, -MOK_ERANGE, "experts = %u is not a multiple of the group's %u ranks", spec->experts,
+                        spec->ep);
     if ((r = check_range("topk", spec->topk, 1, MOK_MAX_TOPK, message)) < 0)
         return r;
     if ((r = check_range("max_tokens", spec->max_tokens, 1, MOK_MAX_TOKENS, message)) < 0)
         return r;
     if (spec->precision < MOK_BF16 || spec->precision > MOK_MXFP8_PER128)
-        return fail(message, -MOK_EDTYPE, "precision = %u is none of 1 (bf16), 2 (mxfp8 per32), 3 (mxfp8 per128)",
-                    spec->precision);
+        return mok_fail(message, -MOK_EDTYPE, "precision = %u is none of 1 (bf16), 2 (mxfp8 per32), 3 (mxfp8 per128)",
+                        spec->precision);
     if (spec->gradient_dtype && spec->gradient_dtype != MOK_DTYPE_BF16 && spec->gradient_dtype != MOK_DTYPE_F32)
-        return fail(message, -MOK_EDTYPE, "gradient_dtype = %u is none of 0, %u (f32), %u (bf16)", spec->gradient_dtype,
-                    MOK_DTYPE_F32, MOK_DTYPE_BF16);
+        return mok_fail(message, -MOK_EDTYPE, "gradient_dtype = %u is none of 0, %u (f32), %u (bf16)",
+                        spec->gradient_dtype, MOK_DTYPE_F32, MOK_DTYPE_BF16);
     if (spec->wgrad_precision && spec->wgrad_precision != MOK_WGRAD_BF16 && spec->wgrad_precision != MOK_WGRAD_MXFP8)
-        return fail(message, -MOK_EDTYPE, "wgrad_precision = %u is none of 0, %u (bf16), %u (mxfp8)",
-                    spec->wgrad_precision, MOK_WGRAD_BF16, MOK_WGRAD_MXFP8);
+        return mok_fail(message, -MOK_EDTYPE, "wgrad_precision = %u is none of 0, %u (bf16), %u (mxfp8)",
+                        spec->wgrad_precision, MOK_WGRAD_BF16, MOK_WGRAD_MXFP8);
     if (mok_spec_mxfp8_wgrad(spec) && spec->precision == MOK_BF16)
-        return fail(message, -MOK_EDTYPE, "wgrad_precision = %u (mxfp8) is of MXFP8 layers, not of precision = %u (bf16)",
-                    spec->wgrad_precision, spec->precision);
+        return mok_fail(message, -MOK_EDTYPE,
+                        "wgrad_precision = %u (mxfp8) is of MXFP8 layers, not of precision = %u (bf16)",
+                        spec->wgrad_precision, spec->precision);
     if ((r = check_range("transposed_weights", spec->transposed_weights, 0, 1, message)) < 0)
         return r;
     if (spec->transposed_weights && spec->precision != MOK_MXFP8_PER128)
-        return fail(message, -MOK_EDTYPE,
-                    "transposed_weights = %u is of layers of precision %u (mxfp8 per128) alone, not of %u",
-                    spec->transposed_weights, MOK_MXFP8_PER128, spec->precision);
+        return mok_fail(message, -MOK_EDTYPE,
+                        "transposed_weights = %u is of layers of precision %u (mxfp8 per128) alone, not of %u",
+                        spec->transposed_weights, MOK_MXFP8_PER128, spec->precision);
     if (!isfinite(spec->clamp) || spec->clamp < 0)
-        return fail(message, -MOK_ERANGE, "clamp = %g is not 0 (none) or a finite positive limit",
-                    (double)spec->clamp);
+        return mok_fail(message, -MOK_ERANGE, "clamp = %g is not 0 (none) or a finite positive limit",
+                        (double)spec->clamp);
     return 0;
 }
 
@@ -166,8 +154,8 @@ static int choose_ring(struct mok_plan *plan, const struct mok_plan_backend *bac
     if (plan->spec.ring_bytes) {
         ring = (struct mok_plan_choice){ plan->spec.ring_bytes, "as asked" };
         if (ring.value < tile_bytes)
-            return fail(message, -MOK_ERANGE, "ring_bytes = %llu is below %llu, one tile of %u rows",
-                        (unsigned long long)ring.value, (unsigned long long)tile_bytes, plan->tile_rows);
+            return mok_fail(message, -MOK_ERANGE, "ring_bytes = %llu is below %llu, one tile of %u rows",
+                            (unsigned long long)ring.value, (unsigned long long)tile_bytes, plan->tile_rows);
     }
     plan->ring_rows = mok_max_u64(mok_round_down(ring.value / row_bytes, plan->tile_rows), plan->tile_rows);
     if (plan->ring_rows >= worst) {
@@ -261,9 +249,9 @@ int mok_plan_make(const struct mok_layer_spec *spec, const struct mok_device_lim
         return r;
     backend = find_backend(device->kind);
     if (!backend)
-        return fail(message, -MOK_ENODEV, "device kind = %u has no engine in this build", device->kind);
+        return mok_fail(message, -MOK_ENODEV, "device kind = %u has no engine in this build", device->kind);
     if (device->units == 0)
-        return fail(message, -MOK_ERANGE, "device units = 0, at least 1 is needed");
+        return mok_fail(message, -MOK_ERANGE, "device units = 0, at least 1 is needed");
 
     memset(&plan, 0, sizeof(plan));
     plan.spec = *spec;

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "mok/types.h"
+#include "mok/mok.h"
 #include "ops.h"
 #include "report.h"
 
@@ -235,19 +235,6 @@ static int differs(const char *path, const char *field, uint64_t file, uint64_t 
                 file, run);
 }
 
-static const char *precision_name(uint32_t precision)
-{
-    static const char *const names[] = {
-        [MOK_BF16] = "bf16", [MOK_MXFP8_PER32] = "mxfp8-per32", [MOK_MXFP8_PER128] = "mxfp8-per128"
-    };
-    return precision < sizeof(names) / sizeof(names[0]) && names[precision] ? names[precision] : "?";
-}
-
-static const char *wgrad_name(uint32_t wgrad)
-{
-    return wgrad == MOK_WGRAD_BF16 ? "bf16" : wgrad == MOK_WGRAD_MXFP8 ? "mxfp8" : "?";
-}
-
 static int differs_by_name(const char *path, const char *field, const char *file, const char *run)
 {
     return fail(-MOK_EMISMATCH, "checkpoint %s: was written with %s %s, this run has %s", path, field, file, run);
@@ -272,9 +259,10 @@ static int compare(const char *path, const struct checkpoint_header *file, const
     SAME(dense_floats, "dense parameters");
 #undef SAME
     if (file->precision != run->precision)
-        return differs_by_name(path, "--precision", precision_name(file->precision), precision_name(run->precision));
+        return differs_by_name(path, "--precision", mok_precision_name(file->precision),
+                               mok_precision_name(run->precision));
     if (file->wgrad != run->wgrad)
-        return differs_by_name(path, "--wgrad", wgrad_name(file->wgrad), wgrad_name(run->wgrad));
+        return differs_by_name(path, "--wgrad", mok_wgrad_name(file->wgrad), mok_wgrad_name(run->wgrad));
     if (file->text_hash != run->text_hash)
         return fail(-MOK_EMISMATCH, "checkpoint %s: was written while learning another --text", path);
     return 0;

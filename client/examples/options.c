@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mok/mok.h"
 #include "report.h"
 
 static const char usage[] =
@@ -174,41 +175,23 @@ static int parse_rate(const char *value, float *ret)
 
 #define ANY_MXFP8 UINT32_MAX /* until the engine is known */
 
-static int parse_precision(const char *value, unsigned *ret)
+/* By one of the library's names. */
+static int parse_named(const char *option, const char *value, int (*from_name)(const char *name, uint32_t *ret),
+                       uint32_t *ret)
 {
-    static const struct {
-        const char *name;
-        unsigned precision;
-    } names[] = {
-        { "bf16", MOK_BF16 },
-        { "mxfp8", ANY_MXFP8 },
-        { "mxfp8-per32", MOK_MXFP8_PER32 },
-        { "mxfp8-per128", MOK_MXFP8_PER128 },
-    };
+    int rc = from_name(value, ret);
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (strcmp(value, names[i].name) == 0) {
-            *ret = names[i].precision;
-            return 0;
-        }
+    return rc < 0 ? fail(rc, "%s: %s", option, mok_last_error()) : 0;
+}
+
+static int parse_precision(const char *value, uint32_t *ret)
+{
+    if (strcmp(value, "mxfp8") == 0) {
+        *ret = ANY_MXFP8;
+        return 0;
     }
-    return fail(-MOK_EARG, "--precision %s: neither bf16 nor mxfp8, mxfp8-per32 or mxfp8-per128", value);
-}
-
-static int parse_wgrad(const char *value, unsigned *ret)
-{
-    if (strcmp(value, "bf16") != 0 && strcmp(value, "mxfp8") != 0)
-        return fail(-MOK_EARG, "--wgrad %s: neither bf16 nor mxfp8", value);
-    *ret = *value == 'm' ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16;
-    return 0;
-}
-
-static int parse_engine(const char *value, unsigned *ret)
-{
-    if (strcmp(value, "host") != 0 && strcmp(value, "cuda") != 0)
-        return fail(-MOK_EARG, "--engine %s: neither host nor cuda", value);
-    *ret = *value == 'h' ? MOK_DEVICE_HOST : MOK_DEVICE_CUDA;
-    return 0;
+    int rc = mok_precision_from_name(value, ret);
+    return rc < 0 ? fail(rc, "--precision: %s, or mxfp8", mok_last_error()) : 0;
 }
 
 /* "0,1,5" -> devices; returns their number. */
@@ -245,7 +228,7 @@ static int parse_one(int option, const char *name, struct options *o, int *devic
     case OPT_RANKS:
         return parse_unsigned(name, optarg, 1, MOK_MAX_EP, &o->ranks);
     case OPT_ENGINE:
-        return parse_engine(optarg, &o->engine);
+        return parse_named("--engine", optarg, mok_device_kind_from_name, &o->engine);
     case OPT_DEVICES:
         *devices = parse_devices(optarg, o->devices);
         return *devices < 0 ? *devices : 0;
@@ -286,7 +269,7 @@ static int parse_one(int option, const char *name, struct options *o, int *devic
     case OPT_PRECISION:
         return parse_precision(optarg, &o->precision);
     case OPT_WGRAD:
-        return parse_wgrad(optarg, &o->wgrad);
+        return parse_named("--wgrad", optarg, mok_wgrad_from_name, &o->wgrad);
     case OPT_CHECKPOINT:
         o->checkpoint = optarg;
         return 0;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "control.h"
-#include "mok/types.h"
+#include "mok/mok.h"
 #include "mokctl.h"
 #include "names.h"
 #include "util.h"
@@ -150,36 +150,22 @@ static int parse_u32(const char *what, const char *text, uint32_t *ret)
     return 0;
 }
 
-static int parse_precision(const char *text, uint32_t *ret)
+static int parse_named(const char *option, const char *text, int (*from_name)(const char *name, uint32_t *ret),
+                       uint32_t *ret)
 {
-    for (uint32_t precision = MOK_BF16; precision <= MOK_MXFP8_PER128; precision++) {
-        if (strcmp(text, mok_precision_text(precision)) == 0) {
-            *ret = precision;
-            return 0;
-        }
-    }
-    fprintf(stderr, "mokctl: --precision %s: must be bf16, mxfp8-per32 or mxfp8-per128\n", text);
+    if (from_name(text, ret) == 0)
+        return 0;
+    fprintf(stderr, "mokctl: %s: %s\n", option, mok_last_error());
     return -1;
 }
 
 static int parse_gradients(const char *text, uint32_t *ret)
 {
-    if (strcmp(text, "f32") == 0 || strcmp(text, "bf16") == 0) {
-        *ret = strcmp(text, "bf16") == 0 ? MOK_DTYPE_BF16 : 0;
-        return 0;
-    }
-    fprintf(stderr, "mokctl: --gradients %s: must be f32 or bf16\n", text);
-    return -1;
-}
-
-static int parse_wgrad(const char *text, uint32_t *ret)
-{
-    if (strcmp(text, "bf16") == 0 || strcmp(text, "mxfp8") == 0) {
-        *ret = strcmp(text, "mxfp8") == 0 ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16;
-        return 0;
-    }
-    fprintf(stderr, "mokctl: --wgrad %s: must be bf16 or mxfp8\n", text);
-    return -1;
+    if (parse_named("--gradients", text, mok_dtype_from_name, ret) < 0)
+        return -1;
+    if (*ret == MOK_DTYPE_F32)
+        *ret = 0; /* as libmok says it */
+    return 0;
 }
 
 static int parse_clamp(const char *text, float *ret)
@@ -213,7 +199,7 @@ static int parse_shape(int option, const char *text, struct mokctl_arguments *re
     case OPTION_DEVICE:
         return parse_u32("--device", text, &ret->device);
     case OPTION_PRECISION:
-        return parse_precision(text, &spec->precision);
+        return parse_named("--precision", text, mok_precision_from_name, &spec->precision);
     case OPTION_SHARED_INTERMEDIATE:
         return parse_u32("--shared-intermediate", text, &spec->shared_intermediate);
     case OPTION_CLAMP:
@@ -227,7 +213,7 @@ static int parse_shape(int option, const char *text, struct mokctl_arguments *re
     case OPTION_GRADIENTS:
         return parse_gradients(text, &spec->gradient_dtype);
     case OPTION_WGRAD:
-        return parse_wgrad(text, &spec->wgrad_precision);
+        return parse_named("--wgrad", text, mok_wgrad_from_name, &spec->wgrad_precision);
     case OPTION_TRANSPOSED_WEIGHTS:
         spec->transposed_weights = 1;
         return 0;

@@ -138,8 +138,10 @@ static cJSON *spec_json(const Mok__LayerSpec *s)
     mokctl_json_number(object, "ring_bytes", s->ring_bytes);
     mokctl_json_number(object, "minibatch_rows", s->minibatch_rows);
     mokctl_json_number(object, "comm_units", s->comm_units);
-    cJSON_AddStringToObject(object, "gradients", s->gradient_dtype == MOK_DTYPE_BF16 ? "bf16" : "f32");
-    cJSON_AddStringToObject(object, "wgrad", s->wgrad_precision == MOK_WGRAD_MXFP8 ? "mxfp8" : "bf16");
+    cJSON_AddStringToObject(object, "gradients",
+                            mok_word_of(&mok_dtypes, s->gradient_dtype ? s->gradient_dtype : MOK_DTYPE_F32));
+    cJSON_AddStringToObject(object, "wgrad",
+                            mok_word_of(&mok_wgrads, s->wgrad_precision ? s->wgrad_precision : MOK_WGRAD_BF16));
     cJSON_AddBoolToObject(object, "transposed_weights", s->transposed_weights != 0);
     return object;
 }

@@ -284,7 +284,8 @@ int mokctl_trace(struct mokctl_line *line)
     if (r == 0)
         r = save(line->out, &answer);
     if (r == 0 && strcmp(line->out, "-") != 0)
-        printf("%s: %" PRIu64 " events%s\n", line->out, answer.reply->trace->events,
-               answer.reply->trace->dropped ? ", the oldest were too many and are missing" : "");
+        printf("%s: %" PRIu64 " events%s%s\n", line->out, answer.reply->trace->events,
+               answer.reply->trace->dropped ? ", the oldest were too many and are missing" : "",
+               answer.reply->trace->displaced ? "; it ended early, since an administrator asked for one" : "");
     return r;
 }

@@ -23,6 +23,7 @@ int client_fail(int code, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(sentence, sizeof(sentence), format, arguments);
     va_end(arguments);
+    mok_plain_text(sentence, ""); /* one line, whatever the caller's own texts are */
     return negative(code);
 }
 

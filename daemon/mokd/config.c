@@ -186,17 +186,16 @@ static bool has_engine(uint32_t kind)
 
 static void set_device_kind(struct parser *parser, const struct key *key, void *base, const char *text)
 {
-    static const uint32_t kinds[] = { MOK_DEVICE_HOST, MOK_DEVICE_CUDA };
+    uint32_t kind = mok_word_find(&mok_device_kinds, text);
 
-    for (size_t i = 0; i < ARRAY_SIZE(kinds); i++) {
-        if (strcmp(text, mok_device_kind_text(kinds[i])) != 0)
-            continue;
-        if (!has_engine(kinds[i]))
-            config_complain(parser, "[%s] kind = %s: this build of mokd has no %s engine", parser->section_text, text, text);
-        *(uint32_t *)config_field(base, key) = kinds[i];
+    if (!kind) {
+        config_complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
         return;
     }
-    config_complain(parser, "[%s] kind = %s: must be host or cuda", parser->section_text, text);
+    if (!has_engine(kind))
+        config_complain(parser, "[%s] kind = %s: this build of mokd has no %s engine", parser->section_text, text,
+                        text);
+    *(uint32_t *)config_field(base, key) = kind;
 }
 
 static const char *const sharing_words[] = { [MOKD_SHARING_SLICES] = "slices", [MOKD_SHARING_MPS] = "mps", NULL };

@@ -8,6 +8,7 @@
 #include "buffer.h"
 #include "client_queue.h"
 #include "collective.h"
+#include "common/layer_spec.h"
 #include "kernels/board.h"
 #include "memory.h"
 #include "names.h"
@@ -16,47 +17,6 @@
 #include "state.h"
 
 /* ------------------------------------------------------------------ plans */
-
-void mokd_layer_spec_read(const Mok__LayerSpec *message, uint32_t ep, uint32_t rank, struct mok_layer_spec *ret)
-{
-    *ret = (struct mok_layer_spec){
-        .hidden = message->hidden,
-        .intermediate = message->intermediate,
-        .experts = message->experts,
-        .topk = message->topk,
-        .ep = ep,
-        .rank = rank,
-        .max_tokens = message->max_tokens,
-        .precision = message->precision,
-        .shared_intermediate = message->shared_intermediate,
-        .clamp = message->clamp,
-        .ring_bytes = message->ring_bytes,
-        .minibatch_rows = message->minibatch_rows,
-        .comm_units = message->comm_units,
-        .gradient_dtype = message->gradient_dtype,
-        .wgrad_precision = message->wgrad_precision,
-        .transposed_weights = message->transposed_weights,
-    };
-}
-
-void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret)
-{
-    *ret = (Mok__LayerSpec)MOK__LAYER_SPEC__INIT;
-    ret->hidden = spec->hidden;
-    ret->intermediate = spec->intermediate;
-    ret->experts = spec->experts;
-    ret->topk = spec->topk;
-    ret->max_tokens = spec->max_tokens;
-    ret->precision = spec->precision;
-    ret->shared_intermediate = spec->shared_intermediate;
-    ret->clamp = spec->clamp;
-    ret->ring_bytes = spec->ring_bytes;
-    ret->minibatch_rows = spec->minibatch_rows;
-    ret->comm_units = spec->comm_units;
-    ret->gradient_dtype = spec->gradient_dtype;
-    ret->wgrad_precision = spec->wgrad_precision;
-    ret->transposed_weights = spec->transposed_weights;
-}
 
 void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret)
 {
@@ -379,11 +339,10 @@ void mokd_layer_send_open(const struct mokd_layer *layer, uint32_t rank, struct 
     const struct mokd_layer_part *part = &layer->part[rank];
     Mok__WorkerRequest request = MOK__WORKER_REQUEST__INIT;
     struct opening opening = { .body = MOK__WORKER_LAYER_OPEN__INIT };
-    Mok__LayerSpec spec;
+    Mok__LayerSpec spec = mok_layer_spec_message(&part->plan.spec);
     Mok__LayerMemory memory;
 
     open_memory(layer, rank, &opening);
-    mokd_layer_spec_message(&part->plan.spec, &spec);
     mokd_layer_memory_message(&part->plan, &memory);
     opening.body.group = group->id;
     opening.body.layer = layer->id;
@@ -580,7 +539,7 @@ void mokd_layer_create(struct mokd_session *session, uint64_t id, const Mok__Lay
     if (r == 0 && !request->spec)
         r = mokd_error_set(&error, -MOK_EARG, "spec: missing");
     if (r == 0) {
-        mokd_layer_spec_read(request->spec, member->group->size, member->rank, &params.spec);
+        params.spec = mok_layer_spec_read(request->spec, member->group->size, member->rank);
         r = mokd_layer_plan(&params.spec, member->device, &plan, NULL, &error);
     }
     if (r == 0)

@@ -79,10 +79,8 @@ void mokd_layer_part_gone(struct mokd_layer *layer, struct mokd_member *member);
 /* The plan for a device; `describe`, if not NULL, has MOKD_DESCRIBE_BYTES. */
 int mokd_layer_plan(const struct mok_layer_spec *spec, const struct mokd_device *device, struct mok_plan *ret,
                     char *describe, struct mokd_error *error);
-/* The words for a plan's spec and memory. */
-void mokd_layer_spec_message(const struct mok_layer_spec *spec, Mok__LayerSpec *ret);
+/* The words for a plan's memory. */
 void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *ret);
-void mokd_layer_spec_read(const Mok__LayerSpec *message, uint32_t ep, uint32_t rank, struct mok_layer_spec *ret);
 
 /* A layer of a group that is being restored: with its ids and specs, but nothing at any worker. NULL: out of memory. */
 struct mokd_layer *mokd_layer_new(struct mokd_group *group, uint32_t id);

@@ -2,6 +2,7 @@
 /* What layers look like to those who ask: plans of layers that are, or might be. Changes nothing. */
 #include <inttypes.h>
 
+#include "common/layer_spec.h"
 #include "layer.h"
 #include "span.h"
 
@@ -16,13 +17,13 @@ static int resolve_query(struct mokd_session *session, const Mok__LayerQuery *re
     if (!request->spec)
         return mokd_error_set(error, -MOK_EARG, "spec: missing");
     if (request->group == 0) {
-        mokd_layer_spec_read(request->spec, request->ep, 0, ret_spec);
+        *ret_spec = mok_layer_spec_read(request->spec, request->ep, 0);
         return mokd_device_find(session->server, request->device, ret_device, error);
     }
     int r = mokd_member_find(session, request->group, &member, error);
     if (r < 0)
         return r;
-    mokd_layer_spec_read(request->spec, member->group->size, member->rank, ret_spec);
+    *ret_spec = mok_layer_spec_read(request->spec, member->group->size, member->rank);
     *ret_device = member->device;
     return 0;
 }
@@ -90,7 +91,7 @@ void mokd_layer_info(const struct mokd_layer *layer, uint32_t rank, struct mokd_
     const struct mokd_group *group = layer->group;
     const struct mok_plan *plan = &layer->part[rank].plan;
 
-    mokd_layer_spec_message(&plan->spec, &ret->spec);
+    ret->spec = mok_layer_spec_message(&plan->spec);
     mokd_layer_memory_message(plan, &ret->memory);
     ret->info = (Mok__LayerInfo)MOK__LAYER_INFO__INIT;
     ret->info.layer = layer->id;

@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 
 #include "buffer.h"
+#include "common/layer_spec.h"
 #include "fdstore.h"
 #include "group.h"
 #include "layer.h"
@@ -211,7 +212,7 @@ static void add_layers(struct arena *arena, const struct mokd_group *group, Mok_
         if (!entry || !(entry->spec = take(arena, 1, sizeof(*entry->spec))))
             return;
         entry->layer = layer->id;
-        mokd_layer_spec_message(&layer->part[0].plan.spec, entry->spec);
+        *entry->spec = mok_layer_spec_message(&layer->part[0].plan.spec);
         add_parts(arena, layer, entry);
     }
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "buffer.h"
+#include "common/layer_spec.h"
 #include "fdstore.h"
 #include "group.h"
 #include "layer.h"
@@ -369,7 +370,7 @@ static void make_part(const Mok__StateLayer *from, struct mokd_group *group, uin
     struct mokd_layer_part *part = &layer->part[rank];
     const Mok__StatePart *state = from->part[rank];
 
-    mokd_layer_spec_read(from->spec, group->size, rank, &part->plan.spec);
+    part->plan.spec = mok_layer_spec_read(from->spec, group->size, rank);
     part->plan.symmetric_bytes = state->memory->symmetric_bytes;
     part->plan.private_bytes = state->memory->private_bytes;
     part->plan.context_full_bytes = state->memory->context_full_bytes;

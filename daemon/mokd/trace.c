@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "trace.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,8 +23,11 @@ struct mokd_trace {
     struct mokd_call call;
     uid_t uid;
     bool sees_all;
-    bool hurry; /* no more waiting */
+    bool hurry;              /* no more waiting */
+    bool displaced;          /* by `next` */
+    struct mokd_trace *next; /* an administrator's, which begins once this one has ended */
     uint32_t ms;
+    uint64_t end_ms; /* of the loop's clock; 0: has not begun */
     struct mokd_timer *timer;
     struct mokd_gather gather;
     struct {
@@ -40,7 +44,6 @@ static void trace_free(struct mokd_trace *trace)
         mok_close(trace->part[i].fd);
     }
     mokd_timer_cancel(&trace->timer);
-    trace->server->trace = NULL;
     free(trace);
 }
 
@@ -175,6 +178,7 @@ static void answer(struct mokd_trace *trace)
     body.device = names;
     body.n_session = name_sessions(trace, sessions, pointers);
     body.session = pointers;
+    body.displaced = trace->displaced;
     reply.body_case = MOK__REPLY__BODY_TRACE;
     reply.trace = &body;
     mokd_call_reply(&trace->call, &reply, &fd, 1);
@@ -182,12 +186,18 @@ static void answer(struct mokd_trace *trace)
 
 /* ------------------------------------------------------------------ its course */
 
+static void begin(struct mokd_trace *trace);
+
 static void ended(struct mokd_gather *gather)
 {
     struct mokd_trace *trace = mokd_container_of(gather, struct mokd_trace, gather);
+    struct mokd_trace *next = trace->next;
 
     answer(trace);
+    trace->server->trace = NULL;
     trace_free(trace);
+    if (next)
+        begin(next);
 }
 
 static void tell_workers(struct mokd_trace *trace, bool on)
@@ -227,19 +237,34 @@ static void begun(struct mokd_gather *gather)
 
     if (!trace->hurry)
         trace->timer = mokd_timer_start(&trace->server->loop, trace->ms, time_is_up, trace);
+    trace->end_ms = uv_now(&trace->server->loop) + trace->ms;
     if (!trace->timer)
+        stop(trace);
+}
+
+static void begin(struct mokd_trace *trace)
+{
+    trace->server->trace = trace;
+    mokd_gather_begin(&trace->gather, begun);
+    tell_workers(trace, true);
+    mokd_gather_end(&trace->gather);
+}
+
+static void hurry(struct mokd_trace *trace)
+{
+    trace->hurry = true;
+    if (trace->timer)
         stop(trace);
 }
 
 void mokd_trace_hurry(struct mokd_server *server, const struct mokd_session *session)
 {
-    struct mokd_trace *trace = server->trace;
+    struct mokd_trace *trace = server->trace, *next = trace ? trace->next : NULL;
 
-    if (!trace || (session && trace->call.session != session))
-        return;
-    trace->hurry = true;
-    if (trace->timer)
-        stop(trace);
+    if (next && (!session || next->call.session == session))
+        hurry(next);
+    if (trace && (!session || trace->call.session == session))
+        hurry(trace);
 }
 
 static int make_memory(struct mokd_trace *trace)
@@ -283,6 +308,25 @@ static int trace_new(struct mokd_session *session, uint32_t ms, struct mokd_trac
     return 0;
 }
 
+/* Who has the place that `session` wants, and until when. */
+static void refuse_busy(const struct mokd_server *server, struct mokd_error *error)
+{
+    const struct mokd_trace *trace = server->trace->next ? server->trace->next : server->trace;
+    const struct mokd_session *holder = trace->call.session;
+    uint64_t now_ms = uv_now(&server->loop);
+    uint64_t left_ms = !trace->end_ms ? trace->ms : trace->end_ms > now_ms ? trace->end_ms - now_ms : 0;
+
+    mokd_error_set(error, -MOK_EBUSY, "trace: one of %s (pid %d) is under way, which ends within %" PRIu64 " s%s",
+                   holder->user->name, (int)holder->peer.pid, left_ms / 1000 + 1,
+                   trace->sees_all ? "" : " or by an administrator's");
+}
+
+/* An administrator need not wait for the others. */
+static bool may_displace(const struct mokd_session *session, const struct mokd_trace *trace)
+{
+    return mokd_session_is_admin(session) && !trace->sees_all && !trace->next;
+}
+
 void mokd_trace(struct mokd_session *session, uint64_t id, const Mok__Trace *request)
 {
     struct mokd_server *server = session->server;
@@ -292,17 +336,20 @@ void mokd_trace(struct mokd_session *session, uint64_t id, const Mok__Trace *req
     if (request->milliseconds < MIN_MS || request->milliseconds > MAX_MS)
         mokd_error_set(&error, -MOK_ERANGE, "milliseconds = %u: must be in %u..%u", request->milliseconds, MIN_MS,
                        MAX_MS);
-    else if (server->trace)
-        mokd_error_set(&error, -MOK_EBUSY, "trace: another one is under way, and ends within %u s", MAX_MS / 1000u);
+    else if (server->trace && !may_displace(session, server->trace))
+        refuse_busy(server, &error);
     else if (trace_new(session, request->milliseconds, &trace) < 0)
         mokd_error_set(&error, -MOK_ENOMEM, "trace: no memory for events: mokd is at a limit");
     if (error.code < 0) {
         mokd_session_refuse(session, id, &error);
         return;
     }
-    server->trace = trace;
     trace->call = mokd_call_begin(session, id);
-    mokd_gather_begin(&trace->gather, begun);
-    tell_workers(trace, true);
-    mokd_gather_end(&trace->gather);
+    if (!server->trace) {
+        begin(trace);
+        return;
+    }
+    server->trace->next = trace;
+    server->trace->displaced = true;
+    hurry(server->trace);
 }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Traces: all workers record for a while what they do, and whoever asked gets a copy of what he may see. One at a time.
+ * Traces: all workers record for a while what they do, and whoever asked gets a copy of what he may see. One at a time;
+ * an administrator's ends one of anybody else, and follows it.
  *
- *   ask -> workers have the memory -> time passes, or the asker goes -> workers have let go of it -> copied, answered
+ *   ask -> workers have the memory -> time passes, or the asker goes, or an administrator asks -> workers have let go
+ * of it
+ *       -> copied, answered
  */
 #ifndef MOKD_TRACE_H
 #define MOKD_TRACE_H

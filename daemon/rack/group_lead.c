@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/layer_spec.h"
 #include "group_internal.h"
 
 enum call_state { CALL_GATHERING, CALL_REFUSED, CALL_PREPARING };
@@ -280,29 +281,11 @@ static void all_called(struct group_node *node, struct group_lead *lead, struct 
 
 static void take_params(const Mok__GroupCall *message, const struct group_lead *lead, struct group_params *ret)
 {
-    const Mok__LayerSpec *spec = message->spec;
     const Mok__GroupLayerMap *map = message->map;
 
     *ret = (struct group_params){ .kind = message->kind, .bytes = message->bytes };
-    if (spec)
-        ret->spec = (struct mok_layer_spec){
-            .hidden = spec->hidden,
-            .intermediate = spec->intermediate,
-            .experts = spec->experts,
-            .topk = spec->topk,
-            .ep = lead->roster->size,
-            .rank = message->rank,
-            .max_tokens = spec->max_tokens,
-            .precision = spec->precision,
-            .shared_intermediate = spec->shared_intermediate,
-            .clamp = spec->clamp,
-            .ring_bytes = spec->ring_bytes,
-            .minibatch_rows = spec->minibatch_rows,
-            .comm_units = spec->comm_units,
-            .gradient_dtype = spec->gradient_dtype,
-            .wgrad_precision = spec->wgrad_precision,
-            .transposed_weights = spec->transposed_weights,
-        };
+    if (message->spec)
+        ret->spec = mok_layer_spec_read(message->spec, lead->roster->size, message->rank);
     if (map)
         ret->map = (struct group_map){
             .kind = map->kind,

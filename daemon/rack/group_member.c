@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/layer_spec.h"
 #include "group_internal.h"
 #include "names.h"
 
@@ -536,7 +537,7 @@ int group_node_call(struct group_node *node, uint32_t group, uint32_t rank, uint
     struct group_member *member = find(node, group);
     Mok__GroupCall body = MOK__GROUP_CALL__INIT;
     Mok__GroupMessage message = group_message(call, CALL, &body);
-    Mok__LayerSpec spec = MOK__LAYER_SPEC__INIT;
+    Mok__LayerSpec spec;
     Mok__GroupLayerMap map = MOK__GROUP_LAYER_MAP__INIT;
 
     node->now_ms = now_ms;
@@ -549,20 +550,7 @@ int group_node_call(struct group_node *node, uint32_t group, uint32_t rank, uint
     body.bytes = params->bytes;
     body.timeout_ms = timeout_ms;
     if (params->kind == GROUP_LAYER) {
-        spec.hidden = params->spec.hidden;
-        spec.intermediate = params->spec.intermediate;
-        spec.experts = params->spec.experts;
-        spec.topk = params->spec.topk;
-        spec.max_tokens = params->spec.max_tokens;
-        spec.precision = params->spec.precision;
-        spec.shared_intermediate = params->spec.shared_intermediate;
-        spec.clamp = params->spec.clamp;
-        spec.ring_bytes = params->spec.ring_bytes;
-        spec.minibatch_rows = params->spec.minibatch_rows;
-        spec.comm_units = params->spec.comm_units;
-        spec.gradient_dtype = params->spec.gradient_dtype;
-        spec.wgrad_precision = params->spec.wgrad_precision;
-        spec.transposed_weights = params->spec.transposed_weights;
+        spec = mok_layer_spec_message(&params->spec);
         map.kind = params->map.kind;
         map.symmetric_bytes = params->map.symmetric_bytes;
         map.sym_ids = params->map.sym_ids;

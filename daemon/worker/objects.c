@@ -3,30 +3,20 @@
 #include "objects.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 
+#include "common/layer_spec.h"
 #include "common/log.h"
 #include "flags_board.h"
 #include "memory.h"
 #include "names.h"
-
-int objects_refuse(struct mok_message *message, int code, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(message->text, sizeof(message->text), format, args);
-    va_end(args);
-    return code;
-}
 
 static int expect_fds(struct mok_wire_fds *fds, size_t count, struct mok_message *message)
 {
     size_t came = fds->count;
 
     if (mok_wire_fds_expect(fds, count) < 0)
-        return objects_refuse(message, -MOK_EPROTO, "descriptors: %zu came, bound %zu", came, count);
+        return mok_fail(message, -MOK_EPROTO, "descriptors: %zu came, bound %zu", came, count);
     return 0;
 }
 
@@ -37,10 +27,9 @@ static int map_memory(const struct objects_engine *on, int fd, const ProtobufCBi
     if (!fabric->len)
         return on->ops->memory_map(on->engine, fd, bytes, ret, message);
     if (fabric->len != MOK_FABRIC_BYTES)
-        return objects_refuse(message, -MOK_EPROTO, "fabric: a handle of %zu bytes, bound %u", fabric->len,
-                              MOK_FABRIC_BYTES);
+        return mok_fail(message, -MOK_EPROTO, "fabric: a handle of %zu bytes, bound %u", fabric->len, MOK_FABRIC_BYTES);
     if (!on->ops->fabric_map)
-        return objects_refuse(message, -MOK_ENOTSUP, "fabric: this device maps no memory by fabric handles");
+        return mok_fail(message, -MOK_ENOTSUP, "fabric: this device maps no memory by fabric handles");
     return on->ops->fabric_map(on->engine, fabric->data, bytes, ret, message);
 }
 
@@ -51,19 +40,19 @@ static int queue_map(const Mok__WorkerQueueOpen *request, struct mok_wire_fds *f
 {
     int r = mok_queue_worker_open(fds->fd[0], fds->fd[1], fds->fd[2], &queue->ring);
     if (r < 0)
-        return objects_refuse(message, r, "queue %u: cannot be mapped: %s", queue->id, mok_error_text(r));
+        return mok_fail(message, r, "queue %u: cannot be mapped: %s", queue->id, mok_error_text(r));
     const struct mok_queue_layout *layout = &queue->ring.layout;
     if (request->control_bytes != layout->control_bytes || request->submit_bytes != layout->submit_bytes ||
         request->inflight_bytes != layout->inflight_bytes)
-        return objects_refuse(message, -MOK_ESIZE,
-                              "queue %u: sizes %" PRIu64 ", %" PRIu64 ", %" PRIu64 ", bound %" PRIu64 ", %" PRIu64
-                              ", %" PRIu64,
-                              queue->id, request->control_bytes, request->submit_bytes, request->inflight_bytes,
-                              layout->control_bytes, layout->submit_bytes, layout->inflight_bytes);
+        return mok_fail(message, -MOK_ESIZE,
+                        "queue %u: sizes %" PRIu64 ", %" PRIu64 ", %" PRIu64 ", bound %" PRIu64 ", %" PRIu64
+                        ", %" PRIu64,
+                        queue->id, request->control_bytes, request->submit_bytes, request->inflight_bytes,
+                        layout->control_bytes, layout->submit_bytes, layout->inflight_bytes);
     queue->ops = calloc(layout->cq_entries, sizeof(*queue->ops));
     queue->spare_user = calloc(1, sizeof(*queue->spare_user));
     if (!queue->ops || !queue->spare_user)
-        return objects_refuse(message, -MOK_ENOMEM, "queue %u: out of memory", queue->id);
+        return mok_fail(message, -MOK_ENOMEM, "queue %u: out of memory", queue->id);
     queue->doorbell = mok_wire_fds_take(fds, 3);
     return 0;
 }
@@ -76,7 +65,7 @@ int objects_queue_make(const Mok__WorkerQueueOpen *request, struct mok_wire_fds 
         return r;
     struct worker_queue *queue = calloc(1, sizeof(*queue));
     if (!queue)
-        return objects_refuse(message, -MOK_ENOMEM, "queue %u: out of memory", request->queue);
+        return mok_fail(message, -MOK_ENOMEM, "queue %u: out of memory", request->queue);
     queue->id = request->queue;
     queue->uid = request->uid;
     queue->weight = request->weight;
@@ -103,13 +92,13 @@ int objects_stream_map(const struct objects_engine *on, const Mok__WorkerStreamO
     if (r < 0)
         return r;
     if (queue->stream_memory)
-        return objects_refuse(message, -MOK_EEXIST, "queue %u: has its stream slots already", queue->id);
+        return mok_fail(message, -MOK_EEXIST, "queue %u: has its stream slots already", queue->id);
     if (request->bytes < needed)
-        return objects_refuse(message, -MOK_ESIZE, "queue %u: stream slots: %" PRIu64 " bytes, bound %" PRIu64,
-                              queue->id, request->bytes, needed);
+        return mok_fail(message, -MOK_ESIZE, "queue %u: stream slots: %" PRIu64 " bytes, bound %" PRIu64, queue->id,
+                        request->bytes, needed);
     r = mok_memory_map(fds->fd[0], request->bytes, MOK_MAP_WRITE | MOK_MAP_POPULATE, &memory);
     if (r < 0)
-        return objects_refuse(message, r, "queue %u: stream slots: cannot be mapped: %s", queue->id, mok_error_text(r));
+        return mok_fail(message, r, "queue %u: stream slots: cannot be mapped: %s", queue->id, mok_error_text(r));
     queue->stream_memory = memory;
     queue->stream_bytes = request->bytes;
     if (on->ops->gate_map) {
@@ -143,9 +132,9 @@ int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds 
                        struct mok_message *message)
 {
     if (request->size < 1 || request->size > MOK_MAX_EP)
-        return objects_refuse(message, -MOK_ERANGE, "size: %u, bound %u", request->size, MOK_MAX_EP);
+        return mok_fail(message, -MOK_ERANGE, "size: %u, bound %u", request->size, MOK_MAX_EP);
     if (request->rank >= request->size)
-        return objects_refuse(message, -MOK_ERANK, "rank: %u, bound %u", request->rank, request->size);
+        return mok_fail(message, -MOK_ERANK, "rank: %u, bound %u", request->rank, request->size);
     int r = expect_fds(fds, request->across ? 0 : request->size, message);
     if (r < 0)
         return r;
@@ -154,7 +143,7 @@ int objects_group_make(const Mok__WorkerGroupOpen *request, struct mok_wire_fds 
         group->bell = calloc(request->size, sizeof(*group->bell));
     if (!group || !group->bell) {
         free(group);
-        return objects_refuse(message, -MOK_ENOMEM, "group %u: out of memory", request->group);
+        return mok_fail(message, -MOK_ENOMEM, "group %u: out of memory", request->group);
     }
     group->id = request->group;
     group->size = request->size;
@@ -183,14 +172,14 @@ int objects_buffer_make(const struct objects_engine *on, const Mok__WorkerBuffer
                         struct mok_message *message)
 {
     if (!request->buffer || !request->bytes)
-        return objects_refuse(message, -MOK_EARG, "buffer: %u of %" PRIu64 " bytes, bound at least 1", request->buffer,
-                              request->bytes);
+        return mok_fail(message, -MOK_EARG, "buffer: %u of %" PRIu64 " bytes, bound at least 1", request->buffer,
+                        request->bytes);
     int r = expect_fds(fds, request->fabric.len ? 0 : 1, message);
     if (r < 0)
         return r;
     struct worker_buffer *buffer = calloc(1, sizeof(*buffer));
     if (!buffer)
-        return objects_refuse(message, -MOK_ENOMEM, "buffer %u: out of memory", request->buffer);
+        return mok_fail(message, -MOK_ENOMEM, "buffer %u: out of memory", request->buffer);
     r = map_memory(on, request->fabric.len ? -1 : fds->fd[0], &request->fabric, request->bytes, &buffer->address,
                    message);
     if (r < 0) {
@@ -218,39 +207,17 @@ void objects_buffer_free(const struct objects_engine *on, struct worker_buffer *
 
 /* ------------------------------------------------------------------ layers */
 
-static struct mok_layer_spec spec_of(const Mok__LayerSpec *spec, const struct worker_group *group)
-{
-    return (struct mok_layer_spec){
-        .hidden = spec->hidden,
-        .intermediate = spec->intermediate,
-        .experts = spec->experts,
-        .topk = spec->topk,
-        .ep = group->size,
-        .rank = group->rank,
-        .max_tokens = spec->max_tokens,
-        .precision = spec->precision,
-        .shared_intermediate = spec->shared_intermediate,
-        .clamp = spec->clamp,
-        .ring_bytes = spec->ring_bytes,
-        .minibatch_rows = spec->minibatch_rows,
-        .comm_units = spec->comm_units,
-        .gradient_dtype = spec->gradient_dtype,
-        .wgrad_precision = spec->wgrad_precision,
-        .transposed_weights = spec->transposed_weights,
-    };
-}
-
 /* mokd allocated by its own plan; the two must not differ by a byte. */
 static int check_memory(const struct mok_plan *plan, const Mok__LayerMemory *memory, struct mok_message *message)
 {
     if (!memory)
-        return objects_refuse(message, -MOK_EPROTO, "memory: absent");
+        return mok_fail(message, -MOK_EPROTO, "memory: absent");
     if (memory->symmetric_bytes != plan->symmetric_bytes)
-        return objects_refuse(message, -MOK_ESIZE, "symmetric_bytes: %" PRIu64 ", bound %" PRIu64,
-                              memory->symmetric_bytes, plan->symmetric_bytes);
+        return mok_fail(message, -MOK_ESIZE, "symmetric_bytes: %" PRIu64 ", bound %" PRIu64, memory->symmetric_bytes,
+                        plan->symmetric_bytes);
     if (memory->private_bytes != plan->private_bytes)
-        return objects_refuse(message, -MOK_ESIZE, "private_bytes: %" PRIu64 ", bound %" PRIu64, memory->private_bytes,
-                              plan->private_bytes);
+        return mok_fail(message, -MOK_ESIZE, "private_bytes: %" PRIu64 ", bound %" PRIu64, memory->private_bytes,
+                        plan->private_bytes);
     return 0;
 }
 
@@ -258,8 +225,8 @@ static int layer_plan(const struct objects_engine *on, const Mok__WorkerLayerOpe
                       struct mok_message *message)
 {
     if (!request->spec)
-        return objects_refuse(message, -MOK_EPROTO, "spec: absent");
-    struct mok_layer_spec spec = spec_of(request->spec, layer->group);
+        return mok_fail(message, -MOK_EPROTO, "spec: absent");
+    struct mok_layer_spec spec = mok_layer_spec_read(request->spec, layer->group->size, layer->group->rank);
     int r = mok_plan_make(&spec, &on->limits, &layer->plan, NULL, 0, message);
     return r < 0 ? r : check_memory(&layer->plan, request->memory, message);
 }
@@ -271,7 +238,7 @@ static int map_flags(struct worker_layer *layer, int fd, struct mok_message *mes
 
     int r = mok_memory_map(fd, (uint64_t)ep * MOK_FLAGS_BYTES, MOK_MAP_WRITE, &layer->flags);
     if (r < 0)
-        return objects_refuse(message, r, "layer %u: flags: cannot be mapped: %s", layer->id, mok_error_text(r));
+        return mok_fail(message, r, "layer %u: flags: cannot be mapped: %s", layer->id, mok_error_text(r));
     layer->view.ep = ep;
     layer->view.rank = layer->group->rank;
     for (uint32_t rank = 0; rank < ep; rank++)
@@ -286,10 +253,10 @@ static int map_board(const struct objects_engine *on, const Mok__WorkerLayerOpen
     uint32_t ep = layer->group->size;
 
     if (!on->ops->board_open)
-        return objects_refuse(message, -MOK_ENOTSUP, "layer %u: flags: this device knows no board", layer->id);
+        return mok_fail(message, -MOK_ENOTSUP, "layer %u: flags: this device knows no board", layer->id);
     layer->board = calloc(1, sizeof(*layer->board));
     if (!layer->board)
-        return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", layer->id);
+        return mok_fail(message, -MOK_ENOMEM, "layer %u: out of memory", layer->id);
     board_begin(layer->board, on->ops, layer);
     int r = map_memory(on, fd, &request->board_fabric, mok_board_bytes(ep), &layer->board->memory, message);
     return r < 0 ? r : on->ops->board_open(on->engine, layer->board->memory, ep, &layer->board->engine, message);
@@ -336,7 +303,7 @@ static int layer_map(const struct objects_engine *on, const Mok__WorkerLayerOpen
     layer->peer = calloc(ep, sizeof(*layer->peer));
     layer->peer_pin = calloc(2 * (size_t)ep, sizeof(*layer->peer_pin));
     if (!layer->workspace || !layer->peer || !layer->peer_pin)
-        return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", layer->id);
+        return mok_fail(message, -MOK_ENOMEM, "layer %u: out of memory", layer->id);
     int flags = request->board_fabric.len ? -1 : fds->fd[next++];
     int r = request->board ? map_board(on, request, flags, layer, message) : map_flags(layer, flags, message);
     for (uint32_t rank = 0; r >= 0 && rank < ep; rank++) {
@@ -358,10 +325,10 @@ int objects_layer_make(const struct objects_engine *on, const Mok__WorkerLayerOp
     if (r < 0)
         return r;
     if (request->board_fabric.len && !request->board)
-        return objects_refuse(message, -MOK_EPROTO, "board_fabric: the layer's flags lie on no board");
+        return mok_fail(message, -MOK_EPROTO, "board_fabric: the layer's flags lie on no board");
     struct worker_layer *layer = calloc(1, sizeof(*layer));
     if (!layer)
-        return objects_refuse(message, -MOK_ENOMEM, "layer %u: out of memory", request->layer);
+        return mok_fail(message, -MOK_ENOMEM, "layer %u: out of memory", request->layer);
     layer->id = request->layer;
     layer->session = group->session;
     layer->group = group;

@@ -43,7 +43,4 @@ void objects_group_free(struct worker_group *group);
 void objects_buffer_free(const struct objects_engine *on, struct worker_buffer *buffer);
 void objects_layer_free(const struct objects_engine *on, struct worker_layer *layer);
 
-/* A sentence into `message`; returns `code`. */
-int objects_refuse(struct mok_message *message, int code, const char *format, ...) _printf_(3, 4);
-
 #endif

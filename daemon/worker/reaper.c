@@ -69,7 +69,7 @@ int reaper_start(const struct objects_engine *on, struct reaper **ret, struct mo
     struct reaper *reaper = calloc(1, sizeof(*reaper));
 
     if (!reaper)
-        return objects_refuse(message, -MOK_ENOMEM, "reaper: out of memory");
+        return mok_fail(message, -MOK_ENOMEM, "reaper: out of memory");
     reaper->on = on;
     worker_mailbox_init(&reaper->inbox);
     worker_mailbox_init(&reaper->outbox);
@@ -81,7 +81,8 @@ int reaper_start(const struct objects_engine *on, struct reaper **ret, struct mo
     if (error) {
         reaper_free(reaper);
         errno = error;
-        return objects_refuse(message, error == EMFILE || error == ENFILE ? -MOK_EFDS : -MOK_EIO, "the reaper's thread cannot be started: %m");
+        return mok_fail(message, error == EMFILE || error == ENFILE ? -MOK_EFDS : -MOK_EIO,
+                        "the reaper's thread cannot be started: %m");
     }
     *ret = reaper;
     return 0;

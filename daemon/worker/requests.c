@@ -39,12 +39,12 @@ static struct worker_layer *find_layer(struct control *c, uint32_t id)
 
 static int no_such(struct mok_message *message, const char *what, uint32_t id)
 {
-    return objects_refuse(message, -MOK_ENOENT, "%s: %u, no such object", what, id);
+    return mok_fail(message, -MOK_ENOENT, "%s: %u, no such object", what, id);
 }
 
 static int exists(struct mok_message *message, const char *what, uint32_t id)
 {
-    return objects_refuse(message, -MOK_EEXIST, "%s: %u exists already", what, id);
+    return mok_fail(message, -MOK_EEXIST, "%s: %u exists already", what, id);
 }
 
 /* ------------------------------------------------------------------ queues */
@@ -81,8 +81,8 @@ static int share(struct control *c, const Mok__WorkerShare *request, struct disp
     if (request->queue && !command->queue)
         return no_such(&command->report.message, "queue", request->queue);
     if (request->weight < 1 || request->weight > MOK_MAX_WEIGHT)
-        return objects_refuse(&command->report.message, -MOK_ERANGE, "weight: %u, bound 1..%u", request->weight,
-                              MOK_MAX_WEIGHT);
+        return mok_fail(&command->report.message, -MOK_ERANGE, "weight: %u, bound 1..%u", request->weight,
+                        MOK_MAX_WEIGHT);
     command->share.uid = request->uid;
     command->share.claim = (struct worker_claim){ request->weight, request->priority };
     command->share.elsewhere_ns = request->elsewhere_ns;
@@ -100,7 +100,7 @@ static int group_open(struct control *c, const Mok__WorkerGroupOpen *request, st
     if (worker_index_find(&c->tables.groups, request->group))
         return exists(message, "group", request->group);
     if (!request->group)
-        return objects_refuse(message, -MOK_EARG, "group: 0, bound at least 1");
+        return mok_fail(message, -MOK_EARG, "group: 0, bound at least 1");
     int r = objects_group_make(request, fds, &command->group, message);
     if (r < 0)
         return r;
@@ -155,7 +155,7 @@ static int buffer_place(struct control *c, uint32_t group_id, uint32_t rank, uin
         if (!group)
             return no_such(message, "group", group_id);
         if (rank >= group->size)
-            return objects_refuse(message, -MOK_ERANK, "rank: %u, bound %u", rank, group->size);
+            return mok_fail(message, -MOK_ERANK, "rank: %u, bound %u", rank, group->size);
     }
     *ret_group = group;
     *ret_key = worker_buffer_key(buffer, !group || rank == group->rank ? WORKER_OWN_RANK : rank);
@@ -196,8 +196,8 @@ static int buffer_unmap(struct control *c, const Mok__WorkerBufferUnmap *request
     if (!buffer || buffer->closing || buffer->group != group)
         return no_such(message, "buffer", request->buffer);
     if (!group && buffer->session != request->session)
-        return objects_refuse(message, -MOK_EACCESS, "buffer: %u is of session %" PRIu64 ", not %" PRIu64,
-                              request->buffer, buffer->session, request->session);
+        return mok_fail(message, -MOK_EACCESS, "buffer: %u is of session %" PRIu64 ", not %" PRIu64, request->buffer,
+                        buffer->session, request->session);
     buffer->closing = true;
     command->buffer = buffer;
     command->kind = COMMAND_BUFFER_UNMAP;
@@ -214,7 +214,7 @@ static int layer_open(struct control *c, const Mok__WorkerLayerOpen *request, st
     struct worker_queue *queue = find_queue(c, request->queue);
 
     if (!request->layer)
-        return objects_refuse(message, -MOK_EARG, "layer: 0, bound at least 1");
+        return mok_fail(message, -MOK_EARG, "layer: 0, bound at least 1");
     if (worker_index_find(&c->tables.layers, request->layer))
         return exists(message, "layer", request->layer);
     if (!group)
@@ -222,8 +222,8 @@ static int layer_open(struct control *c, const Mok__WorkerLayerOpen *request, st
     if (!queue)
         return no_such(message, "queue", request->queue);
     if (queue->session != group->session)
-        return objects_refuse(message, -MOK_EACCESS, "queue: %u is of session %" PRIu64 ", the group of %" PRIu64,
-                              queue->id, queue->session, group->session);
+        return mok_fail(message, -MOK_EACCESS, "queue: %u is of session %" PRIu64 ", the group of %" PRIu64, queue->id,
+                        queue->session, group->session);
     int r = objects_layer_make(&c->on, request, group, queue, fds, &command->layer, message);
     if (r < 0)
         return r;
@@ -240,7 +240,7 @@ static int layer_bind(struct control *c, const Mok__WorkerLayerBind *request, st
     if (!command->layer)
         return no_such(message, "layer", request->layer);
     if (!request->params)
-        return objects_refuse(message, -MOK_EPROTO, "params: absent");
+        return mok_fail(message, -MOK_EPROTO, "params: absent");
     command->kind = COMMAND_LAYER_BIND;
     return worker_validate_params(&c->tables, command->layer, request->params, command->span, message);
 }
@@ -277,7 +277,7 @@ static int ping(struct control *c, struct dispatcher_command *command)
 
     command->stats.queue = calloc(capacity ? capacity : 1, sizeof(*command->stats.queue));
     if (!command->stats.queue)
-        return objects_refuse(&command->report.message, -MOK_ENOMEM, "ping: out of memory");
+        return mok_fail(&command->report.message, -MOK_ENOMEM, "ping: out of memory");
     command->stats.capacity = capacity;
     command->kind = COMMAND_STATS;
     return 0;
@@ -312,15 +312,15 @@ static int trace(struct control *c, const Mok__WorkerTrace *request, struct mok_
     if (!request->bytes)
         return 0;
     if (c->trace)
-        return objects_refuse(message, -MOK_EBUSY, "trace: one is under way");
+        return mok_fail(message, -MOK_EBUSY, "trace: one is under way");
     if (mok_wire_fds_expect(fds, 1) < 0)
-        return objects_refuse(message, -MOK_EPROTO, "descriptors: bound 1, the memory for events");
+        return mok_fail(message, -MOK_EPROTO, "descriptors: bound 1, the memory for events");
     if (request->bytes < least || request->bytes > UINT32_MAX)
-        return objects_refuse(message, -MOK_ESIZE, "bytes: %" PRIu64 ", bound %" PRIu64 "..%u", request->bytes, least,
-                              UINT32_MAX);
+        return mok_fail(message, -MOK_ESIZE, "bytes: %" PRIu64 ", bound %" PRIu64 "..%u", request->bytes, least,
+                        UINT32_MAX);
     int r = mok_memory_map(fds->fd[0], request->bytes, MOK_MAP_WRITE | MOK_MAP_POPULATE, &memory);
     if (r < 0)
-        return objects_refuse(message, r, "trace: the memory cannot be mapped: %s", mok_error_text(r));
+        return mok_fail(message, r, "trace: the memory cannot be mapped: %s", mok_error_text(r));
     c->trace = command->trace = memory;
     c->trace_bytes = request->bytes;
     c->trace->capacity = (uint32_t)((request->bytes - sizeof(struct mok_trace)) / sizeof(struct mok_trace_event));
@@ -334,10 +334,10 @@ static int take_bell(const Mok__WorkerStart *request, struct mok_wire_fds *fds, 
                      struct mok_message *message)
 {
     if (mok_wire_fds_expect(fds, request->stats_bytes ? 2 : 1) < 0)
-        return objects_refuse(message, -MOK_EPROTO,
-                              "descriptors: bound 1, the doorbell of this worker, and the page for its numbers if any");
+        return mok_fail(message, -MOK_EPROTO,
+                        "descriptors: bound 1, the doorbell of this worker, and the page for its numbers if any");
     if (fcntl(fds->fd[0], F_SETFL, fcntl(fds->fd[0], F_GETFL) | O_NONBLOCK) < 0)
-        return objects_refuse(message, -MOK_EIO, "doorbell: %m");
+        return mok_fail(message, -MOK_EIO, "doorbell: %m");
     *ret_bell = mok_wire_fds_take(fds, 0);
     return 0;
 }
@@ -350,14 +350,14 @@ static int map_stats(const Mok__WorkerStart *request, const struct mok_wire_fds 
 
     if (!request->stats_bytes) {
         c->stats = calloc(1, sizeof(*c->stats));
-        return c->stats ? 0 : objects_refuse(message, -MOK_ENOMEM, "numbers: out of memory");
+        return c->stats ? 0 : mok_fail(message, -MOK_ENOMEM, "numbers: out of memory");
     }
     if (request->stats_bytes < sizeof(*c->stats))
-        return objects_refuse(message, -MOK_ESIZE, "stats_bytes: %" PRIu64 ", bound at least %zu", request->stats_bytes,
-                              sizeof(*c->stats));
+        return mok_fail(message, -MOK_ESIZE, "stats_bytes: %" PRIu64 ", bound at least %zu", request->stats_bytes,
+                        sizeof(*c->stats));
     int r = mok_memory_map(fds->fd[1], sizeof(*c->stats), MOK_MAP_WRITE, &page);
     if (r < 0)
-        return objects_refuse(message, r, "numbers: the page cannot be mapped: %s", mok_error_text(r));
+        return mok_fail(message, r, "numbers: the page cannot be mapped: %s", mok_error_text(r));
     c->stats = page;
     c->stats_mapped = true;
     return 0;
@@ -395,8 +395,8 @@ static int check_sharing(const Mok__WorkerStart *request, const struct mok_devic
 {
     if (request->kind != MOK_DEVICE_CUDA || (bool)request->mps == (limits->mps != 0))
         return 0;
-    return objects_refuse(message, -MOK_ESHARING, "sharing: CUDA runs %s MPS here, mokd's configuration says %s",
-                          limits->mps ? "under" : "without", request->mps ? "mps" : "slices");
+    return mok_fail(message, -MOK_ESHARING, "sharing: CUDA runs %s MPS here, mokd's configuration says %s",
+                    limits->mps ? "under" : "without", request->mps ? "mps" : "slices");
 }
 
 static int start(struct control *c, const Mok__WorkerStart *request, struct mok_wire_fds *fds,
@@ -416,10 +416,10 @@ static int start(struct control *c, const Mok__WorkerStart *request, struct mok_
     };
 
     if (c->dispatcher)
-        return objects_refuse(message, -MOK_ESTATE, "start: device %u has started already", request->device);
+        return mok_fail(message, -MOK_ESTATE, "start: device %u has started already", request->device);
     if (!config.ops)
-        return objects_refuse(message, -MOK_ENOTSUP, "kind: %u (%s), this build has no such engine", request->kind,
-                              mok_device_kind_text(request->kind));
+        return mok_fail(message, -MOK_ENOTSUP, "kind: %u (%s), this build has no such engine", request->kind,
+                        mok_device_kind_text(request->kind));
     int r = take_bell(request, fds, &bell, message);
     if (r == 0 && !c->stats)
         r = map_stats(request, fds, c, message);
@@ -453,7 +453,7 @@ static void memory_alloc(struct control *c, uint64_t id, const Mok__WorkerMemory
 
     dispatcher_quiet(c->dispatcher, true);
     int r = request->bytes ? c->on.ops->memory_alloc(c->on.engine, request->bytes, &memory, wanted, &message)
-                           : objects_refuse(&message, -MOK_ESIZE, "bytes: 0, bound at least 1");
+                           : mok_fail(&message, -MOK_ESIZE, "bytes: 0, bound at least 1");
     dispatcher_quiet(c->dispatcher, false);
     if (r < 0)
         control_reply(c, id, r, message.text);
@@ -501,8 +501,8 @@ static int prepare(struct control *c, const Mok__WorkerRequest *request, struct 
     case MOK__WORKER_REQUEST__BODY_OP_QUERY:
         return op_query(c, request->op_query, command);
     default:
-        return objects_refuse(&command->report.message, -MOK_EPROTO, "request: kind %d is not known",
-                              (int)request->body_case);
+        return mok_fail(&command->report.message, -MOK_EPROTO, "request: kind %d is not known",
+                        (int)request->body_case);
     }
 }
 

@@ -6,7 +6,6 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,24 +24,12 @@
 
 static void cuda_close(struct mok_engine *engine);
 
-static int fail(struct mok_message *message, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static int fail(struct mok_message *message, int code, const char *format, ...)
-{
-    if (message) {
-        va_list ap;
-        va_start(ap, format);
-        vsnprintf(message->text, sizeof(message->text), format, ap);
-        va_end(ap);
-    }
-    return code;
-}
-
 static int check(cudaError_t e, const char *what, struct mok_message *message)
 {
     if (e == cudaSuccess)
         return 0;
-    return fail(message, e == cudaErrorMemoryAllocation ? -MOK_ENOMEM : -MOK_EDEVICE, "%s: %s", what,
-                cudaGetErrorString(e));
+    return mok_fail(message, e == cudaErrorMemoryAllocation ? -MOK_ENOMEM : -MOK_EDEVICE, "%s: %s", what,
+                    cudaGetErrorString(e));
 }
 
 static int cuda_probe(const struct mok_engine_config *config, struct mok_device_limits *ret,
@@ -55,13 +42,13 @@ static int cuda_probe(const struct mok_engine_config *config, struct mok_device_
     if (r < 0)
         return r;
     if (config->index >= (uint32_t)count)
-        return fail(message, -MOK_ENODEV, "CUDA device %u: this machine has %d", config->index, count);
+        return mok_fail(message, -MOK_ENODEV, "CUDA device %u: this machine has %d", config->index, count);
     r = check(cudaGetDeviceProperties(&prop, (int)config->index), "reading the device's properties", message);
     if (r < 0)
         return r;
     if (prop.major != 9 || prop.minor != 0)
-        return fail(message, -MOK_ENOTSUP, "CUDA device %u (%s): compute capability %d.%d, this build needs 9.0",
-                    config->index, prop.name, prop.major, prop.minor);
+        return mok_fail(message, -MOK_ENOTSUP, "CUDA device %u (%s): compute capability %d.%d, this build needs 9.0",
+                        config->index, prop.name, prop.major, prop.minor);
     *ret = (struct mok_device_limits){ .kind = MOK_DEVICE_CUDA,
                                        .units = (uint32_t)prop.multiProcessorCount,
                                        .memory_bytes = prop.totalGlobalMem };
@@ -116,7 +103,8 @@ static int open_resources(struct mok_engine *e, struct mok_message *message)
     if (r == 0)
         r = check((cudaError_t)mok_cuda_mx_ready(), "readying the kernels of MXFP8", message);
     if (r == 0 && mok_cuda_run_find_room(e) < 0)
-        r = fail(message, -MOK_EDEVICE, "trying the streams of the device: %s", cudaGetErrorString(cudaGetLastError()));
+        r = mok_fail(message, -MOK_EDEVICE, "trying the streams of the device: %s",
+                     cudaGetErrorString(cudaGetLastError()));
     return r;
 }
 
@@ -129,7 +117,7 @@ static int cuda_open(const struct mok_engine_config *config, struct mok_engine *
         return r;
     e = calloc(1, sizeof(*e));
     if (!e)
-        return fail(message, -MOK_ENOMEM, "out of memory");
+        return mok_fail(message, -MOK_ENOMEM, "out of memory");
     e->config = *config;
     e->blocks = limits.units - (uint32_t)mok_min_u64(config->reserve, limits.units);
     e->blocks = config->blocks && config->blocks < e->blocks ? config->blocks : e->blocks;
@@ -275,13 +263,13 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     struct mok_engine_layer *l;
 
     if (plan->device.kind != MOK_DEVICE_CUDA)
-        return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
-                    MOK_DEVICE_CUDA);
+        return mok_fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
+                        MOK_DEVICE_CUDA);
     if ((uintptr_t)private_memory % 256)
-        return fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
+        return mok_fail(message, -MOK_EALIGN, "the private workspace is not aligned to 256 bytes");
     l = aligned_alloc(_Alignof(struct mok_engine_layer), sizeof(*l)); /* tensor maps are aligned to 64 bytes */
     if (!l)
-        return fail(message, -MOK_ENOMEM, "no memory for a layer");
+        return mok_fail(message, -MOK_ENOMEM, "no memory for a layer");
     memset(l, 0, sizeof(*l));
     l->engine = engine;
     l->plan = *plan;
@@ -292,7 +280,8 @@ static int cuda_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     mok_cuda_layout_make(plan, &l->layout);
     mok_cuda_kept_make(plan, &l->kept);
     if (l->layout.max_macrobatches >= MOK_CUDA_MAX_MACROBATCHES) {
-        int r = fail(message, -MOK_ERANGE, "ring_rows = %llu: %llu macrobatches at worst, at most %u can be counted",
+        int r =
+            mok_fail(message, -MOK_ERANGE, "ring_rows = %llu: %llu macrobatches at worst, at most %u can be counted",
                      (unsigned long long)plan->ring_rows, (unsigned long long)l->layout.max_macrobatches,
                      MOK_CUDA_MAX_MACROBATCHES - 1);
         cuda_layer_close(l);

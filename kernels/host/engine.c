@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,29 +18,15 @@
 #define CACHE_LINE 64u
 #define UNIT_BLOCKS 6u
 
-static int fail(struct mok_message *message, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-static int fail(struct mok_message *message, int code, const char *format, ...)
-{
-    va_list args;
-
-    if (message) {
-        va_start(args, format);
-        vsnprintf(message->text, sizeof(message->text), format, args);
-        va_end(args);
-    }
-    return code;
-}
-
 static int host_probe(const struct mok_engine_config *config, struct mok_device_limits *ret,
                       struct mok_message *message)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
 
     if (config->threads == 0 || config->threads > MAX_THREADS)
-        return fail(message, -MOK_ERANGE, "threads = %u is outside 1..%u", config->threads, MAX_THREADS);
+        return mok_fail(message, -MOK_ERANGE, "threads = %u is outside 1..%u", config->threads, MAX_THREADS);
     if (pages <= 0 || page <= 0)
-        return fail(message, -MOK_EDEVICE, "the size of this host's memory cannot be had (errno %d)", errno);
+        return mok_fail(message, -MOK_EDEVICE, "the size of this host's memory cannot be had (errno %d)", errno);
     *ret = (struct mok_device_limits){ .kind = MOK_DEVICE_HOST,
                                        .units = config->threads,
                                        .memory_bytes = (uint64_t)pages * (uint64_t)page };
@@ -74,7 +59,7 @@ static int host_open(const struct mok_engine_config *config, struct mok_engine *
         return r;
     engine = calloc(1, sizeof(*engine));
     if (!engine)
-        return fail(message, -MOK_ENOMEM, "no memory for an engine of %u threads", config->threads);
+        return mok_fail(message, -MOK_ENOMEM, "no memory for an engine of %u threads", config->threads);
     engine->config = *config;
     pthread_mutex_init(&engine->lock, NULL);
     pthread_cond_init(&engine->work, NULL);
@@ -83,7 +68,7 @@ static int host_open(const struct mok_engine_config *config, struct mok_engine *
     engine->thread = calloc(config->threads, sizeof(*engine->thread));
     engine->gemm = mok_gemm_choose();
     if (!engine->unit || !engine->thread)
-        r = fail(message, -MOK_ENOMEM, "no memory for an engine of %u threads", config->threads);
+        r = mok_fail(message, -MOK_ENOMEM, "no memory for an engine of %u threads", config->threads);
     else
         r = mok_host_pool_start(engine, message);
     if (r < 0) {
@@ -120,26 +105,27 @@ static int host_memory_alloc(struct mok_engine *engine, uint64_t bytes, int *ret
 
     (void)engine;
     if (ret_fabric)
-        return fail(message, -MOK_ENOTSUP, "a host device's memory cannot be had by a fabric handle");
+        return mok_fail(message, -MOK_ENOTSUP, "a host device's memory cannot be had by a fabric handle");
     if (bytes == 0)
-        return fail(message, -MOK_ERANGE, "bytes = 0, at least 1 is needed");
+        return mok_fail(message, -MOK_ERANGE, "bytes = 0, at least 1 is needed");
     /* asked first: an allocation that cannot succeed would take every page there is before it fails */
     if (bytes > available)
-        return fail(message, -MOK_ENOMEM, "bytes = %llu exceeds the %llu bytes that this host has available",
-                    (unsigned long long)bytes, (unsigned long long)available);
+        return mok_fail(message, -MOK_ENOMEM, "bytes = %llu exceeds the %llu bytes that this host has available",
+                        (unsigned long long)bytes, (unsigned long long)available);
     fd = memfd_create("mok", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
-        return fail(message, errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO, "memfd_create: errno %d",
-                    errno);
+        return mok_fail(message, errno == EMFILE || errno == ENFILE ? -MOK_EFDS : -MOK_EIO, "memfd_create: errno %d",
+                        errno);
     r = posix_fallocate(fd, 0, (off_t)bytes);
     if (r != 0) {
         close(fd);
-        return fail(message, -MOK_ENOMEM, "%llu bytes cannot be allocated (errno %d)", (unsigned long long)bytes, r);
+        return mok_fail(message, -MOK_ENOMEM, "%llu bytes cannot be allocated (errno %d)", (unsigned long long)bytes,
+                        r);
     }
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0) {
         r = errno;
         close(fd);
-        return fail(message, -MOK_EIO, "sealing: errno %d", r);
+        return mok_fail(message, -MOK_EIO, "sealing: errno %d", r);
     }
     *ret_fd = fd;
     return 0;
@@ -152,14 +138,14 @@ static int host_memory_map(struct mok_engine *engine, int fd, uint64_t bytes, vo
 
     (void)engine;
     if (fstat(fd, &st) < 0)
-        return fail(message, -MOK_EBUFFER, "descriptor %d: errno %d", fd, errno);
+        return mok_fail(message, -MOK_EBUFFER, "descriptor %d: errno %d", fd, errno);
     if (bytes == 0 || (uint64_t)st.st_size < bytes)
-        return fail(message, -MOK_ESIZE, "bytes = %llu is outside 1..%llu, the size of what is mapped",
-                    (unsigned long long)bytes, (unsigned long long)st.st_size);
+        return mok_fail(message, -MOK_ESIZE, "bytes = %llu is outside 1..%llu, the size of what is mapped",
+                        (unsigned long long)bytes, (unsigned long long)st.st_size);
     address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (address == MAP_FAILED)
-        return fail(message, errno == ENOMEM ? -MOK_ENOMEM : -MOK_EIO, "mapping %llu bytes: errno %d",
-                    (unsigned long long)bytes, errno);
+        return mok_fail(message, errno == ENOMEM ? -MOK_ENOMEM : -MOK_EIO, "mapping %llu bytes: errno %d",
+                        (unsigned long long)bytes, errno);
     *ret = address;
     return 0;
 }
@@ -203,8 +189,8 @@ static int provide_scratch(struct mok_engine *engine, uint64_t floats, struct mo
         return 0;
     scratch = aligned_alloc(CACHE_LINE, bytes);
     if (!scratch)
-        return fail(message, -MOK_ENOMEM, "%llu bytes of working memory for %u threads cannot be had",
-                    (unsigned long long)bytes, engine->config.threads);
+        return mok_fail(message, -MOK_ENOMEM, "%llu bytes of working memory for %u threads cannot be had",
+                        (unsigned long long)bytes, engine->config.threads);
     pthread_mutex_lock(&engine->lock);
     free(engine->scratch_next);
     engine->scratch_next = scratch;
@@ -255,16 +241,16 @@ static int host_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     int code;
 
     if (plan->device.kind != MOK_DEVICE_HOST)
-        return fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
-                    MOK_DEVICE_HOST);
+        return mok_fail(message, -MOK_EDEVICE, "device kind of the plan = %u, this engine is %u", plan->device.kind,
+                        MOK_DEVICE_HOST);
     if ((uintptr_t)private_memory % CACHE_LINE)
-        return fail(message, -MOK_EALIGN, "the private workspace is not aligned to %u bytes", CACHE_LINE);
+        return mok_fail(message, -MOK_EALIGN, "the private workspace is not aligned to %u bytes", CACHE_LINE);
     code = provide_scratch(engine, mok_host_block_floats(plan), message);
     if (code < 0)
         return code;
     layer = calloc(1, sizeof(*layer));
     if (!layer)
-        return fail(message, -MOK_ENOMEM, "no memory for a layer");
+        return mok_fail(message, -MOK_ENOMEM, "no memory for a layer");
     layer->engine = engine;
     layer->plan = *plan;
     layer->hash = mok_plan_hash(plan);
@@ -276,7 +262,7 @@ static int host_layer_open(struct mok_engine *engine, const struct mok_plan *pla
     layer->max_slots = (uint32_t)mok_div_up(plan->ring_rows, plan->minibatch_rows);
     layer->progress = calloc((size_t)MOK_STAGES * layer->max_slots, sizeof(*layer->progress));
     if (!layer->progress) {
-        code = fail(message, -MOK_ENOMEM, "no memory for the progress of %u minibatches", layer->max_slots);
+        code = mok_fail(message, -MOK_ENOMEM, "no memory for the progress of %u minibatches", layer->max_slots);
         host_layer_close(layer);
         return code;
     }

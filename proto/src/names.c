@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "names.h"
 
-#include <string.h>
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "mok/ring_abi.h"
 #include "mok/types.h"
@@ -58,28 +59,46 @@ const char *mok_argument_text(int argument)
     return "?";
 }
 
+#define WORDS(name, ...)                                                                                               \
+    static const char *const name##_word[] = { __VA_ARGS__ };                                                          \
+    const struct mok_words name = { name##_word, ARRAY_SIZE(name##_word) }
+
+WORDS(mok_device_kinds, [MOK_DEVICE_HOST] = "host", [MOK_DEVICE_CUDA] = "cuda");
+WORDS(mok_dtypes, [MOK_DTYPE_BF16] = "bf16", [MOK_DTYPE_F32] = "f32");
+WORDS(mok_precisions, [MOK_BF16] = "bf16", [MOK_MXFP8_PER32] = "mxfp8-per32", [MOK_MXFP8_PER128] = "mxfp8-per128");
+WORDS(mok_wgrads, [MOK_WGRAD_BF16] = "bf16", [MOK_WGRAD_MXFP8] = "mxfp8");
+
+const char *mok_word_of(const struct mok_words *words, unsigned value)
+{
+    return value < words->count && words->word[value] ? words->word[value] : "?";
+}
+
+unsigned mok_word_find(const struct mok_words *words, const char *word)
+{
+    for (unsigned value = 0; value < words->count; value++)
+        if (words->word[value] && strcmp(word, words->word[value]) == 0)
+            return value;
+    return 0;
+}
+
+void mok_words_list(const struct mok_words *words, char *ret, size_t size)
+{
+    size_t used = 0;
+
+    ret[0] = '\0';
+    for (unsigned value = 0; value < words->count && used < size; value++)
+        if (words->word[value])
+            used += (size_t)snprintf(ret + used, size - used, "%s%s", used ? ", " : "", words->word[value]);
+}
+
 const char *mok_device_kind_text(unsigned kind)
 {
-    switch (kind) {
-    case MOK_DEVICE_HOST:
-        return "host";
-    case MOK_DEVICE_CUDA:
-        return "cuda";
-    }
-    return "?";
+    return mok_word_of(&mok_device_kinds, kind);
 }
 
 const char *mok_precision_text(unsigned precision)
 {
-    switch (precision) {
-    case MOK_BF16:
-        return "bf16";
-    case MOK_MXFP8_PER32:
-        return "mxfp8-per32";
-    case MOK_MXFP8_PER128:
-        return "mxfp8-per128";
-    }
-    return "?";
+    return mok_word_of(&mok_precisions, precision);
 }
 
 bool mok_name_is_valid(const char *name)

@@ -12,12 +12,15 @@ usage() {
     cat <<'EOT'
 Usage: ep_scaling.sh [OPTIONS] N
        ep_scaling.sh pack BUILD DIR [BASELINE]
-Measures expert parallelism over N ranks on N GPUs of this host. Writes OUT/ep<N>.jsonl and prints tables.
+Measures expert parallelism over N ranks on N GPUs of this host. Writes OUT/ep<N>.jsonl and prints tables. With fewer
+GPUs than ranks it writes OUT/shared-ep<N>-gpus<G>.jsonl: that says that all works, not how fast N GPUs are.
 `pack` puts all that a bare GPU machine needs into DIR; there it is DIR/bench/ep_scaling.sh N.
   --build DIR     programs (default: build/release of this tree; of a packed one, what it carries)
   --baseline DIR  another PyTorch baseline (unfused.py, common.py, glue.cu) to run beside (default: the packed one)
   --out DIR       where results go (default: $OUT, else tests/bench/results; of a dry run: nowhere)
   --gpus G        GPUs to spread the ranks over (default: N, or as many as there are)
+  --shapes S      of layers, with commas, instead of each step's own
+  --tokens T      a rank (default 2048)
   --rounds R      measured rounds (default 30)
   --limit S       seconds for everything (default 540)
   --only WORDS    steps whose names match this regular expression
@@ -54,13 +57,15 @@ if [[ ${1-} == pack ]]; then
     pack "${@:2}"
     exit 0
 fi
-build='' baseline='' out='' gpus='' dry=no rounds=30 ranks='' limit=540 only=''
+build='' baseline='' out='' gpus='' shapes='' tokens='' dry=no rounds=30 ranks='' limit=540 only=''
 while [[ $# -gt 0 ]]; do
     case $1 in
     --build) build=$2; shift ;;
     --baseline) baseline=$2; shift ;;
     --out) out=$2; shift ;;
     --gpus) gpus=$2; shift ;;
+    --shapes) shapes=$2; shift ;;
+    --tokens) tokens=$2; shift ;;
     --rounds) rounds=$2; shift ;;
     --limit) limit=$2; shift ;;
     --only) only=$2; shift ;;
@@ -97,31 +102,37 @@ if [[ -z $out && $dry == yes ]]; then
 fi
 out=${out:-${OUT:-$here/results}}
 mkdir -p "$out"
-result=$out/ep$ranks.jsonl log=$out/ep$ranks.log
+[[ $dry == yes ]] || gpus=${gpus:-$((there < ranks ? there : ranks))}
+name=ep$ranks
+[[ $dry == yes || $gpus -ge $ranks ]] || name=shared-ep$ranks-gpus$gpus # no figures of N GPUs: not among these
+result=$out/$name.jsonl log=$out/$name.log
 : > "$result"
 : > "$log"
-failed=0 begun=$SECONDS
+begun=$SECONDS failed=()
 now() { echo "[$((SECONDS - begun)) s]"; }
 
-# Standard output is records, standard error goes to the log; the last lines of both are shown when it fails.
+# Standard output is records, standard error goes to the log; the last lines of both are shown when it fails. @LIMIT in the
+# command is the time that it has to end by itself; it is stopped a little later, and killed where that does not help.
 step() { # seconds-at-most description command...
-    local most=$1 what=$2 left=$((limit - SECONDS + begun)) code=0 from=$SECONDS
+    local most=$1 what=$2 left=$((limit - SECONDS + begun - 6)) code=0 from=$SECONDS
     shift 2
     [[ $what =~ $only ]] || return 0
     if [[ $left -lt 8 ]]; then
         echo "$(now) left out, no time: $what" >&2
-        failed=$((failed + 1))
+        failed+=("left out: $what")
         return 0
     fi
+    most=$((most < left ? most : left))
+    set -- "${@//@LIMIT/$((most - 3))}"
     echo "$(now) $what (at most $most s)" >&2
     echo "== $(now) $what: $*" >> "$log"
-    timeout -k 5 "$((most < left - 3 ? most : left - 3))" "$@" > "$out/step.out" 2> "$out/step.err" || code=$?
+    timeout -k 5 "$most" "$@" > "$out/step.out" 2> "$out/step.err" || code=$?
     grep -a '^{' "$out/step.out" >> "$result" || true
     cat "$out/step.out" "$out/step.err" >> "$log"
     if [[ $code -eq 77 ]]; then
         echo "$(now) skipped: $what" >&2
     elif [[ $code -ne 0 ]]; then
-        failed=$((failed + 1))
+        failed+=("failed with $code: $what")
         echo "$(now) FAILED with $code after $((SECONDS - from)) s: $what" >&2
         grep -av 'session: [a-z]*ed session' "$out/step.err" | tail -n 12 | cut -c1-300 >&2 || true
         grep -av '^{' "$out/step.out" | tail -n 12 | cut -c1-300 >&2 || true
@@ -137,15 +148,15 @@ host() {
 }
 
 on_gpus() {
-    gpus=${gpus:-$((there < ranks ? there : ranks))}
     local memory=$((100 * gpus / ranks)) peers=strong,naive
     [[ $gpus -lt $ranks ]] && peers='' # NCCL wants a GPU a rank
-    local layer=("${python[@]}" "$here/peers/layer.py" --ep "$ranks" --gpus "$gpus" --memory "$memory")
-    local plain=("$bench" layer --engine cuda --ep "$ranks" --gpus "$gpus" --memory "$memory" --rounds "$rounds" --json)
+    local sizes=(${tokens:+--tokens "$tokens"}) every=(${shapes:+--shape "$shapes"}) two=${shapes:-kimi,qwen} first=${shapes%%,*} routing op shape sweep program
+    local layer=("${python[@]}" "$here/peers/layer.py" --ep "$ranks" --gpus "$gpus" --memory "$memory" --limit @LIMIT "${sizes[@]}")
+    local plain=("$bench" layer --engine cuda --ep "$ranks" --gpus "$gpus" --memory "$memory" --rounds "$rounds" --json "${sizes[@]}")
     [[ -e $here/peers/libglue.so ]] && export MOK_PEERS_GLUE=$here/peers/libglue.so
     [[ -z $baseline && -d $here/../baseline ]] && baseline=$(cd "$here/../baseline" && pwd)
     [[ -z $baseline ]] || compile "$baseline/glue.cu" "$baseline/libglue.so" || baseline=''
-    local other=() one=("${python[@]}" "$here/peers/layer.py" --ep 1 --memory 60)
+    local other=() one=("${python[@]}" "$here/peers/layer.py" --ep 1 --memory 60 --limit @LIMIT)
     [[ -z $baseline ]] || other=(--baseline "$baseline") # with one rank only
 
     if command -v nvidia-cuda-mps-control > /dev/null && mps_start; then
@@ -154,50 +165,55 @@ on_gpus() {
     local sharing=${MOK_TEST_MPS_PIPE:+mps}
     sharing=${sharing:-slices}
     if [[ $ranks -gt 1 ]]; then
-        step 100 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" --candidates "mok,mok16${peers:+,$peers}" --rounds "$rounds" --limit 97
+        step 100 "$sharing, EP $ranks beside the baselines, uniform" "${layer[@]}" "${every[@]}" --candidates "mok,mok16${peers:+,$peers}" --rounds "$rounds"
         if [[ -n $peers && -z $only ]] && ! grep -q '"of": "mok"' "$result"; then # one that does not run must not cost the others
-            step 60 "$sharing, EP $ranks without the baselines, uniform" "${layer[@]}" --candidates mok --rounds "$rounds" --limit 57
-            step 60 "EP $ranks, the baselines without MPS and mokd, uniform" env -u MOK_TEST_MPS_PIPE "${layer[@]}" --candidates "$peers" \
-                --rounds "$rounds" --limit 57
+            step 60 "$sharing, EP $ranks without the baselines, uniform" "${layer[@]}" "${every[@]}" --candidates mok --rounds "$rounds"
+            step 60 "EP $ranks, the baselines without MPS and mokd, uniform" env -u MOK_TEST_MPS_PIPE "${layer[@]}" "${every[@]}" \
+                --candidates "$peers" --rounds "$rounds"
         fi
     fi
-    step 60 "$sharing, EP 1 beside the baselines, uniform" "${one[@]}" "${other[@]}" --candidates mok,mok16,strong,naive \
-        --rounds "$rounds" --limit 57
-    step 45 "$sharing, EP $ranks correct against FP64, all routings" "${layer[@]}" --check --candidates "mok${peers:+,$peers}" --limit 42
-    step 70 "$sharing, EP $ranks beside the strong baseline, Zipf and hot rank" "${layer[@]}" --candidates "mok${peers:+,strong}" \
-        --routing zipf,hot-rank --rounds $((rounds / 2 + 1)) --limit 66
+    step 60 "$sharing, EP 1 beside the baselines, uniform" "${one[@]}" "${sizes[@]}" "${every[@]}" "${other[@]}" --candidates mok,mok16,strong,naive \
+        --rounds "$rounds"
+    step 45 "$sharing, EP $ranks correct against FP64, all routings" "${layer[@]}" --check --candidates "mok${peers:+,$peers}"
+    step 70 "$sharing, EP $ranks beside the strong baseline, Zipf and hot rank" "${layer[@]}" "${every[@]}" --candidates "mok${peers:+,strong}" \
+        --routing zipf,hot-rank --rounds $((rounds / 2 + 1))
     if [[ $ranks -gt 1 ]]; then
-        step 45 "$sharing, EP $ranks beside the strong baseline, hot rank with twice the rows" "${layer[@]}" --candidates "mok${peers:+,strong}" \
-            --routing hot-rank-twice --ops forward --rounds $((rounds / 2 + 1)) --limit 42
-        step 45 "$sharing, EP 1 beside the strong baseline, with as many rows" "${one[@]}" --candidates mok,strong --tokens 4096 --ops forward \
-            --rounds $((rounds / 2 + 1)) --limit 42
-        step 25 "$sharing, EP $ranks, where a hot rank's time goes" "${layer[@]}" --shape qwen --routing hot-rank --spans --limit 22
+        step 45 "$sharing, EP $ranks beside the strong baseline, hot rank with twice the rows" "${layer[@]}" "${every[@]}" --candidates "mok${peers:+,strong}" \
+            --routing hot-rank-twice --ops forward --rounds $((rounds / 2 + 1))
+        step 45 "$sharing, EP 1 beside the strong baseline, with as many rows" "${one[@]}" "${every[@]}" --candidates mok,strong --tokens 4096 --ops forward \
+            --rounds $((rounds / 2 + 1))
+        step 25 "$sharing, EP $ranks, where a hot rank's time goes" "${layer[@]}" --shape "${first:-qwen}" --routing hot-rank --spans
         for sweep in comm_units=0,4,8,12,16,24,32 minibatch_rows=0,512,1024,2048,4096,8192; do
-            step 30 "$sharing, EP $ranks, sweep of ${sweep%=*}" "${layer[@]}" --sweep "$sweep" --shape kimi,qwen --rounds 12 --limit 28
+            step 30 "$sharing, EP $ranks, sweep of ${sweep%=*}" "${layer[@]}" --sweep "$sweep" --shape "$two" --rounds 12
         done
     fi
     if [[ -x $MOK_BUILD_DIR/tests/gpu/daemon/gpu_rack ]]; then
         step 30 "test: one group over two daemons" "$MOK_BUILD_DIR/tests/gpu/daemon/gpu_rack"
     fi
     if [[ -n $baseline && $ranks -eq 2 && $gpus -eq 2 ]]; then
-        step 50 "the other baseline" "${python[@]}" -m torch.distributed.run --standalone --nproc-per-node 2 "$baseline/unfused.py" kimi,qwen symm
+        step 50 "the other baseline" "${python[@]}" -m torch.distributed.run --standalone --nproc-per-node 2 "$baseline/unfused.py" "$two" symm
     fi
-    step 40 "$sharing, EP 1 beside the strong baseline, expert taken by half of all rows" "${one[@]}" --candidates mok,strong --routing hot-expert \
-        --rounds $((rounds / 2 + 1)) --limit 37
-    step 60 "$sharing, EP 1 beside the strong baseline, 512 to 16,384 tokens" bash -c 'for t in 512 1024 4096 8192 16384; do "$@" --tokens $t; done' sizes \
-        "${one[@]}" --candidates mok,strong --shape kimi --rounds $((rounds / 3 + 1)) --limit 15
+    step 40 "$sharing, EP 1 beside the strong baseline, expert taken by half of all rows" "${one[@]}" "${sizes[@]}" "${every[@]}" --candidates mok,strong \
+        --routing hot-expert --rounds $((rounds / 2 + 1))
+    step 60 "$sharing, EP 1 beside the strong baseline, 512 to 16,384 tokens" "${one[@]}" --tokens 512,1024,4096,8192,16384 --candidates mok,strong \
+        --shape "${first:-kimi}" --rounds $((rounds / 3 + 1))
     for op in forward backward; do
-        step 60 "$sharing, daemon's cost, all shapes, $op" "${plain[@]}" --op "$op"
+        if [[ -z $shapes ]]; then
+            step 60 "$sharing, daemon's cost, all shapes, $op" "${plain[@]}" --op "$op"
+        fi
+        for shape in ${shapes//,/ }; do
+            step 30 "$sharing, daemon's cost, $shape, $op" "${plain[@]}" --shape "$shape" --op "$op"
+        done
     done
     for routing in zipf hot-rank; do
-        step 40 "$sharing, daemon's cost, kimi, forward, $routing" "${plain[@]}" --shape kimi --routing "$routing"
+        step 40 "$sharing, daemon's cost, ${first:-kimi}, forward, $routing" "${plain[@]}" --shape "${first:-kimi}" --routing "$routing"
     done
     mps_stop
-    step 40 "slices, EP $ranks beside the strong baseline, uniform" "${layer[@]}" --candidates "mok${peers:+,strong}" --shape kimi,qwen \
-        --rounds $((rounds / 2 + 1)) --limit 37
+    step 40 "slices, EP $ranks beside the strong baseline, uniform" "${layer[@]}" --candidates "mok${peers:+,strong}" --shape "$two" \
+        --rounds $((rounds / 2 + 1))
     for op in forward backward; do
-        for shape in kimi qwen; do
-            step 30 "slices, $shape, $op" "${plain[@]}" --shape "$shape" --op "$op"
+        for shape in ${two//,/ }; do
+            step 30 "slices, daemon's cost, $shape, $op" "${plain[@]}" --shape "$shape" --op "$op"
         done
     done
     if [[ $gpus -eq 2 && -e $gpu/libmok_gpu.so ]]; then
@@ -216,7 +232,8 @@ else
     on_gpus
 fi
 if command -v python3 > /dev/null && [[ -s $result ]]; then
-    "${python[@]}" "$here/peers/table.py" "$result"
+    "${python[@]}" "$here/peers/table.py" "$result" || true
 fi
-echo "$(now) done, $failed steps failed; $result" >&2
-[[ $failed -eq 0 ]]
+echo "$(now) done, ${#failed[@]} steps failed; $result" >&2
+[[ ${#failed[@]} -eq 0 ]] || printf '%s\n' "${failed[@]}" >&2
+[[ ${#failed[@]} -eq 0 ]]

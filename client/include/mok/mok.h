@@ -59,6 +59,23 @@ const char *mok_error_name(int code);
 /** Sentence of this thread's last failed call, one line of plain text; "" if none failed. Valid until its next call. */
 const char *mok_last_error(void);
 
+/* ------------------------------------------------------------------ names */
+
+/**
+ * What people write for the values of an enumeration: "bf16", "mxfp8-per32", "mxfp8-per128" for enum mok_precision,
+ * "bf16", "mxfp8" for enum mok_wgrad, "bf16", "f32" for enum mok_dtype, "host", "cuda" for enum mok_device_kind.
+ * A name is never NULL; "?" for a value that has none, 0 among them. From a name: exactly this one.
+ * Errors: MOK_EARG a NULL, or a name that is none; the sentence lists those that are.
+ */
+const char *mok_precision_name(uint32_t precision);
+int mok_precision_from_name(const char *name, uint32_t *ret_precision);
+const char *mok_wgrad_name(uint32_t wgrad);
+int mok_wgrad_from_name(const char *name, uint32_t *ret_wgrad);
+const char *mok_dtype_name(uint32_t dtype);
+int mok_dtype_from_name(const char *name, uint32_t *ret_dtype);
+const char *mok_device_kind_name(uint32_t kind);
+int mok_device_kind_from_name(const char *name, uint32_t *ret_kind);
+
 /* ------------------------------------------------------------------ session */
 
 typedef struct mok_session_options {

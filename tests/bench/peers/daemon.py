@@ -12,15 +12,15 @@ import mok
 
 
 class Daemon:
-    def __init__(self, ranks, gpus, memory_gib, kind="cuda", poll_us=20000):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="mok-peers-"))
+    def __init__(self, ranks, gpus, memory_gib, kind="cuda", poll_us=20000, first_gpu=0, folder=None):
+        self.folder = folder or pathlib.Path(tempfile.mkdtemp(prefix="mok-peers-"))
         self.socket = str(self.folder / "s")
         pipe = os.environ.get("MOK_TEST_MPS_PIPE")
         lines = ["[daemon]", f"socket = {self.socket}", f"poll_us = {poll_us}"]
         if pipe:
             lines += ["sharing = mps", f"mps_pipe = {pipe}"]
         for r in range(ranks):
-            lines += [f"[device d{r}]", f"kind = {kind}", f"memory = {memory_gib}G", f"cuda = {r % gpus}" if kind == "cuda" else "threads = 1"]
+            lines += [f"[device d{r}]", f"kind = {kind}", f"memory = {memory_gib}G", f"cuda = {first_gpu + r % gpus}" if kind == "cuda" else "threads = 1"]
         (self.folder / "mokd.conf").write_text("\n".join(lines) + "\n")
         build = pathlib.Path(os.environ["MOK_BUILD_DIR"])
         libraries = [str(build / "lib")] if (build / "lib").is_dir() else []

@@ -3,12 +3,15 @@
 """A layer through mokd beside PyTorch baselines, all in one process a rank and in turn on a warm card. Prints JSON lines of the
 form that mok-bench has. Starts mokd (of MOK_BUILD_DIR) and a process a rank by itself."""
 import argparse
+import itertools
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -25,7 +28,8 @@ def arguments():
     a.add_argument("--context", default="full", choices=("full", "recompute"))
     a.add_argument("--ep", type=int, default=1)
     a.add_argument("--gpus", type=int, default=0, help="that the ranks are spread over; 0: one a rank")
-    a.add_argument("--tokens", type=int, default=2048)
+    a.add_argument("--first-gpu", type=int, default=0, help="of those")
+    a.add_argument("--tokens", default="2048", help="of a rank; several with commas")
     a.add_argument("--rounds", type=int, default=30)
     a.add_argument("--memory", type=int, default=40, help="GiB that mokd may use of a device")
     a.add_argument("--limit", type=float, default=540, help="seconds for everything; no further shape is begun behind three quarters of it")
@@ -35,6 +39,10 @@ def arguments():
     o = a.parse_args()
     if o.spans and "," in o.shape + o.routing:
         a.error(f"--spans is of one --shape and one --routing, not of {o.shape} and {o.routing}")
+    try:
+        o.tokens = [int(t) for t in o.tokens.split(",")]
+    except ValueError:
+        a.error(f"--tokens is {o.tokens}, must be numbers with commas")
     return o
 
 
@@ -67,28 +75,32 @@ def wait_for(children, seconds):
 
 
 def start(o):
-    daemon, children, run = None, [], None
-    gpus = o.gpus or o.ep
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(o.ep), "MOK_PEERS_RANK": "0"}
+    daemon, children, run, begun = None, [], None, time.monotonic()
+    gpus, with_mokd = o.gpus or o.ep, o.sweep or o.spans or not {"mok", "mok16"}.isdisjoint(o.candidates.split(","))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="mok-peers-"))
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(o.ep)}
     if os.environ.get("MOK_TEST_MPS_PIPE"):
         environment["CUDA_MPS_PIPE_DIRECTORY"] = os.environ["MOK_TEST_MPS_PIPE"]
-    import glue
-    environment["MOK_PEERS_GLUE"] = glue.build()
+    if not os.environ.get("MOK_PEERS_GLUE"):
+        import glue
+        environment["MOK_PEERS_GLUE"] = glue.build()
     try:
         if o.spans:
             import spans
             run = spans.Run()
             environment["MOK_PEERS_SPANS"] = str(run.folder)
-        if o.sweep or o.spans or "mok" in o.candidates.split(","):
-            import daemon as daemons
-            daemon = daemons.Daemon(o.ep, gpus, o.memory)
-            daemon.await_up()
-            environment["MOK_SOCKET"] = daemon.socket
+        if with_mokd:
+            environment["MOK_SOCKET"], environment["MOK_PEERS_UP"] = str(folder / "s"), str(folder / "up")
         children = [subprocess.Popen([sys.executable, __file__, *sys.argv[1:]], env={**environment, "MOK_PEERS_RANK": str(r), "RANK": str(r), "LOCAL_RANK": str(r)})
                     for r in range(o.ep)]
+        if with_mokd:  # while the ranks load PyTorch, which takes longer
+            import daemon as daemons
+            daemon = daemons.Daemon(o.ep, gpus, o.memory, first_gpu=o.first_gpu, folder=folder)
+            daemon.await_up()
+            (folder / "up").touch()
         for how in spans.HOW if run else ():
             run.take(daemon.socket, how, o.limit / 2)
-        code = wait_for(children, o.limit)
+        code = wait_for(children, max(o.limit - (time.monotonic() - begun), 1))
         if code and daemon:
             print(daemon.log(), file=sys.stderr)
         return 1 if code else 0
@@ -101,9 +113,19 @@ def start(o):
             daemon.stop()
         if run:
             run.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---------------------------------------------------------------- a rank
+
+def await_mokd(seconds=60):
+    """Until the starter says that all devices are up."""
+    up, until = os.environ.get("MOK_PEERS_UP"), time.monotonic() + seconds
+    while up and not os.path.exists(up):
+        if time.monotonic() > until:
+            raise SystemExit(f"peers: mokd is not up after {seconds} s")
+        time.sleep(0.02)
+
 
 def other_baseline(path, p, inputs):
     """Class Core of another baseline's common.py, for one rank; tokens must name distinct experts."""
@@ -342,7 +364,8 @@ def play(o):
     import problem
     import torch
     begun = time.monotonic()
-    ranks = measure.Ranks(o.ep, int(os.environ["MOK_PEERS_RANK"]), o.gpus or o.ep)
+    ranks = measure.Ranks(o.ep, int(os.environ["MOK_PEERS_RANK"]), o.gpus or o.ep, o.first_gpu)
+    await_mokd()
     torch.set_grad_enabled(False)
     with torch.cuda.stream(torch.cuda.Stream()):
         if o.check:
@@ -350,24 +373,23 @@ def play(o):
             code = check_all(o, ranks)
         else:
             dense, number, code = measure.Dense(), 0, 0
-            for name in o.shape.split(","):
-                for routing in o.routing.split(","):
-                    if ranks.largest([time.monotonic() - begun])[0] > 0.75 * o.limit:
-                        print(f"peers: {name}, {routing} left out, {o.limit:.0f} s are nearly over", file=sys.stderr)
-                        code = 1
-                        continue
-                    p = problem.make(name, o.ep, ranks.rank, o.tokens, routing)
-                    if o.sweep:
-                        sweep_one(o, p, ranks, dense)
-                    elif o.spans:
-                        run_for_spans(o, p, ranks, dense)
-                    else:
-                        measure_one(o, p, ranks, dense, number)
-                    number += 1
-                    gc.collect()
-                    torch.cuda.empty_cache()
-                    if ranks.rank == 0:
-                        print(f"peers: [{time.monotonic() - begun:.0f} s] {name}, {routing}", file=sys.stderr, flush=True)
+            for name, tokens, routing in itertools.product(o.shape.split(","), o.tokens, o.routing.split(",")):
+                if ranks.largest([time.monotonic() - begun])[0] > 0.75 * o.limit:
+                    print(f"peers: {name}, {tokens} tokens, {routing} left out, {o.limit:.0f} s are nearly over", file=sys.stderr)
+                    code = 1
+                    continue
+                p = problem.make(name, o.ep, ranks.rank, tokens, routing)
+                if o.sweep:
+                    sweep_one(o, p, ranks, dense)
+                elif o.spans:
+                    run_for_spans(o, p, ranks, dense)
+                else:
+                    measure_one(o, p, ranks, dense, number)
+                number += 1
+                gc.collect()
+                torch.cuda.empty_cache()
+                if ranks.rank == 0:
+                    print(f"peers: [{time.monotonic() - begun:.0f} s] {name}, {tokens} tokens, {routing}", file=sys.stderr, flush=True)
     ranks.close()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -19,9 +19,9 @@ OPS = ("forward", "backward", "forward+backward")
 class Ranks:
     """What the ranks' processes do together. NCCL where each has a GPU of its own, else Gloo."""
 
-    def __init__(self, ranks, rank, gpus):
+    def __init__(self, ranks, rank, gpus, first_gpu=0):
         self.ranks, self.rank, self.nccl = ranks, rank, gpus >= ranks
-        torch.cuda.set_device(rank % gpus)
+        torch.cuda.set_device(first_gpu + rank % gpus)
         if ranks > 1:
             import torch.distributed as dist
             self.dist, timeout = dist, datetime.timedelta(seconds=120)

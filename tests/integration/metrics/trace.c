@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mokctl trace: what the devices did, for who may know, one at a time, and never longer than the asker is there. */
+/* mokctl trace: what the devices did, for who may know, one at a time, never longer than the asker is there or may
+ * stay. */
 #include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include <cjson/cJSON.h>
+#include <cmocka.h>
 
 #include "actor.h"
 #include "shell.h"
@@ -132,16 +134,24 @@ static void spans_lie_within_the_time_that_was_asked_for(void **state)
     cJSON_Delete(root);
 }
 
+#define AS_NOBODY "setpriv --reuid=65534 --regid=65534 --clear-groups"
+
+/* That is: one who is no administrator. */
+static bool can_be_nobody(void)
+{
+    int code = -1;
+
+    if (geteuid() == 0)
+        free(shell_output(&code, AS_NOBODY " %s --help 2>&1", mokctl));
+    return code == 0; /* else the build may be where others cannot go */
+}
+
 static void another_user_sees_that_the_device_is_busy_but_not_with_what(void **state)
 {
     (void)state;
-    if (geteuid() != 0)
+    if (!can_be_nobody())
         skip();
-    int code;
-    free(shell_output(&code, "setpriv --reuid=65534 --regid=65534 --clear-groups %s --help 2>&1", mokctl));
-    if (code != 0) /* the build is where others cannot go */
-        skip();
-    cJSON *root = trace_of_a_second("setpriv --reuid=65534 --regid=65534 --clear-groups");
+    cJSON *root = trace_of_a_second(AS_NOBODY);
     assert_non_null(root);
     assert_true(count(root, "somebody else's", 0) > 0);
     assert_int_equal(count(root, "forward", 0) + count(root, "dispatch", 0) + count(root, "main", 0), 0);
@@ -149,28 +159,33 @@ static void another_user_sees_that_the_device_is_busy_but_not_with_what(void **s
     cJSON_Delete(root);
 }
 
-static pid_t start_long_trace(void)
+/* Of a minute; what it says goes to `says`. */
+static pid_t start_long_trace(const char *as, const char *says)
 {
+    char command[1200];
     pid_t pid = fork();
 
     if (pid == 0) {
-        execl(mokctl, "mokctl", "--socket", stack.socket, "trace", "--seconds", "60", "--out", "/dev/null", (char *)NULL);
+        snprintf(command, sizeof(command), "exec %s %s --socket %s trace --seconds 60 --out /dev/null > %s", as, mokctl,
+                 stack.socket, says);
+        execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         _exit(127);
     }
     return pid;
 }
 
-/* A trace of a minute that is under way: another one has been refused, with *ret_text. */
-static pid_t be_tracing(char **ret_text)
+/* Such a trace is under way: another one of the same user has been refused, with *ret_text. */
+static pid_t be_tracing(const char *as, const char *says, char **ret_text)
 {
     double start = stack_now_ms();
 
     for (;;) {
         int code;
-        pid_t pid = start_long_trace();
+        pid_t pid = start_long_trace(as, says);
         assert_true(pid > 0);
         usleep(300000);
-        *ret_text = shell_output(&code, "%s --socket %s trace --seconds 1 --out /dev/null 2>&1", mokctl, stack.socket);
+        *ret_text =
+            shell_output(&code, "%s %s --socket %s trace --seconds 1 --out /dev/null 2>&1", as, mokctl, stack.socket);
         if (code == REFUSED)
             return pid;
         free(*ret_text); /* ours was first; the other one was refused, or is under way only now */
@@ -185,8 +200,11 @@ static void the_next_one_waits_until_the_asker_of_the_first_has_gone(void **stat
     char *text;
 
     (void)state;
-    pid_t first = be_tracing(&text);
-    assert_non_null(strstr(text, "another one is under way"));
+    pid_t first = be_tracing("", "/dev/null", &text);
+    char *holder = NULL;
+    assert_true(asprintf(&holder, "(pid %d) is under way, which ends within ", (int)first) > 0);
+    assert_non_null(strstr(text, holder));
+    free(holder);
     free(text);
     kill(first, SIGKILL);
     waitpid(first, NULL, 0);
@@ -195,6 +213,31 @@ static void the_next_one_waits_until_the_asker_of_the_first_has_gone(void **stat
         root = trace_of_a_second("");
     assert_non_null(root);
     cJSON_Delete(root);
+}
+
+static void an_administrator_ends_the_trace_of_another_who_is_told_so(void **state)
+{
+    char says[600], *text;
+    int status, code;
+
+    (void)state;
+    if (!can_be_nobody())
+        skip();
+    snprintf(says, sizeof(says), "%s/nobody.says", stack.dir);
+    pid_t nobody = be_tracing(AS_NOBODY, says, &text);
+    assert_non_null(strstr(text, "or by an administrator's"));
+    free(text);
+    double start = stack_now_ms();
+    cJSON *root = trace_of_a_second("");
+    assert_non_null(root);
+    assert_true(count(root, "forward", 0) > 0);
+    cJSON_Delete(root);
+    assert_int_equal(waitpid(nobody, &status, 0), nobody);
+    assert_int_equal(status, 0);
+    assert_true(stack_now_ms() - start < LONG_MS);
+    text = shell_output(&code, "cat %s", says);
+    assert_non_null(strstr(text, "it ended early, since an administrator asked for one"));
+    free(text);
 }
 
 static void wrong_usage_is_said(void **state)
@@ -238,7 +281,7 @@ static void mokd_stops_though_a_trace_is_under_way(void **state)
     char *text;
 
     (void)state;
-    left_behind = be_tracing(&text);
+    left_behind = be_tracing("", "/dev/null", &text);
     free(text);
 }
 
@@ -248,6 +291,7 @@ int main(void)
         cmocka_unit_test(a_trace_has_operations_phases_minibatches_transfers_and_waits_of_each_device),
         cmocka_unit_test(spans_lie_within_the_time_that_was_asked_for),
         cmocka_unit_test(another_user_sees_that_the_device_is_busy_but_not_with_what),
+        cmocka_unit_test(an_administrator_ends_the_trace_of_another_who_is_told_so),
         cmocka_unit_test(wrong_usage_is_said),
         cmocka_unit_test(the_next_one_waits_until_the_asker_of_the_first_has_gone),
         cmocka_unit_test(a_worker_that_dies_takes_only_its_own_events_along),

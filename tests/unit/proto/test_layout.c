@@ -132,6 +132,7 @@ static void arguments_and_kinds_have_names(void **state)
     assert_string_equal(mok_device_kind_text(77), "?");
     assert_string_equal(mok_precision_text(MOK_MXFP8_PER128), "mxfp8-per128");
     assert_string_equal(mok_precision_text(0), "?");
+    assert_string_equal(mok_word_of(&mok_wgrads, MOK_WGRAD_MXFP8 + 1), "?");
 }
 
 static void names_are_of_the_allowed_letters_and_length(void **state)
