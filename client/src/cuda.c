@@ -52,6 +52,7 @@ _Static_assert(sizeof(union memory_operation) == 48, "CUstreamBatchMemOpParams")
 
 enum {
     NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
     OUT_OF_MEMORY = 2,
     NO_BINARY = 209,
     DEVICE_MEMORY = 1,      /* CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -162,6 +163,12 @@ static int start(const char *mps_pipe)
     if (cu.count(&count) == NOT_INITIALIZED && mps_pipe[0])
         setenv("CUDA_MPS_PIPE_DIRECTORY", mps_pipe, 1);
     result r = cu.init(0);
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (r == NO_DEVICE && mps_pipe[0] && visible) /* a control daemon of one GPU numbers it 0 */
+        return client_fail(MOK_ENODEV,
+                           "CUDA sees no GPU under the MPS in %s with CUDA_VISIBLE_DEVICES=%s; leave that unset, or "
+                           "name GPUs by their UUIDs",
+                           mps_pipe, visible);
     return r == 0 ? 0 : fail(r, "starting CUDA");
 }
 

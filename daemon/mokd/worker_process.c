@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "device.h"
+#include "gpu_visible.h"
 
 /* Replies that are taken at a time, so that one worker cannot keep the loop. */
 #define READ_BATCH 64
@@ -382,9 +383,8 @@ static char **environment_of(const struct mokd_config *config, const struct mokd
     char **list = calloc(count + kept + 1, sizeof(*list));
     if (!list)
         return NULL;
-    char visible[sizeof(VISIBLE) + 16] = VISIBLE, pipe[sizeof(PIPE) + MOKD_PATH_MAX];
-    if (device->kind == MOK_DEVICE_CUDA)
-        snprintf(visible, sizeof(visible), VISIBLE "%u", device->cuda);
+    char visible[sizeof(VISIBLE) + MOKD_GPU_VISIBLE_MAX] = VISIBLE, pipe[sizeof(PIPE) + MOKD_PATH_MAX];
+    mokd_gpu_visible(config, device, "", visible + strlen(VISIBLE));
     const char *its = mokd_worker_mps_pipe(config, device);
     snprintf(pipe, sizeof(pipe), PIPE "%s", its[0] ? its : NO_PIPE);
     list[0] = strdup(visible);

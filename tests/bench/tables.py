@@ -208,8 +208,8 @@ def mokd_cuda(rs):
 
 
 def sweep_cuda(rs):
-    rows = [[r["shape"], str(r["ep"]), r["sweep"], "the plan's choice" if r["setting"] == 0 else f"{r['setting']:,}", number(r["ms"], 3), number(r["over_plan"], 3)] for r in rs]
-    return table(["shape", "EP", "option", "setting", "forward ms", "over the plan's"], rows)
+    rows = [[r["shape"], str(r["ep"]), str(r["gpus"]), r["sweep"], "the plan's choice" if r["setting"] == 0 else f"{r['setting']:,}", number(r["ms"], 3), number(r["over_plan"], 3)] for r in rs]
+    return table(["shape", "EP", "GPUs", "option", "setting", "forward ms", "over the plan's"], rows)
 
 
 def links_cuda(rs):
