@@ -3,7 +3,8 @@
  * mok-bench layer --engine cuda: a layer on one or several GPUs, through mokd in the order of CUDA streams, alternated
  * with the same kernels launched in this process on the same inputs. What is left between the two is what the daemon
  * costs. CUDA events round each operation, the slowest rank counts; medians. `queued`: several operations in a row on
- * the stream, time of one. --beside-bf16: a BF16 layer of the same shape is measured in turn with the one that is asked for.
+ * the stream, time of one. --beside-bf16: a BF16 layer of the same shape is measured in turn with the one that is
+ * asked for. A dense product of cuBLAS, where that is found, takes its turn in every round: shares are of its rate.
  */
 #include <cuda_runtime_api.h>
 #include <getopt.h>
@@ -48,9 +49,10 @@ struct options {
     bool tiles; /* weights in tiles of 128 x 128 */
     bool transposed; /* those are bound transposed, too */
     bool beside_bf16;
+    bool dense;
 };
 
-enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, FIGURES };
+enum figure { DAEMON, OWN, DAEMON_QUEUED, OWN_QUEUED, OPERATIONS, DENSE = OPERATIONS, FIGURES };
 _Static_assert((DAEMON ^ OWN) == (DAEMON_QUEUED ^ OWN_QUEUED), "measure() changes them about");
 _Static_assert(WARM % 2 == 0, "rounds are measured in pairs");
 
@@ -81,23 +83,36 @@ static void copy(void *to, const void *from, uint64_t bytes)
     }
 }
 
+static int measure_one(struct layer *layer, enum figure f, uint32_t index, uint32_t round)
+{
+    static const enum cuda_work work[FIGURES] = { [DAEMON] = CUDA_THROUGH_MOKD, [DAEMON_QUEUED] = CUDA_THROUGH_MOKD,
+                                                  [OWN] = CUDA_IN_PROCESS, [OWN_QUEUED] = CUDA_IN_PROCESS,
+                                                  [DENSE] = CUDA_DENSE };
+    bool queued = f == DAEMON_QUEUED || f == OWN_QUEUED;
+    double one = cuda_rank_time(&layer->run.rank[index], work[f], queued ? QUEUED : 1);
+
+    if (round >= WARM)
+        layer->figures.ms[f][index][round - WARM] = one;
+    return isnan(one) ? -1 : 0;
+}
+
 static int measure_round(struct layer *layer, uint32_t index, uint32_t round)
 {
     /*
-     * What comes behind long work finds a slower card, so each figure comes behind each other one as often; and every second
-     * round is the one before with mokd and this process changed about, so that either finds what the other has left.
+     * What comes behind long work finds a slower card, so each operation comes behind each other one, and behind the dense
+     * product, as often; and every second round is the one before with mokd and this process changed about, so that either
+     * finds what the other has left.
      */
-    static const uint8_t order[FIGURES][FIGURES] = { { DAEMON, OWN, OWN_QUEUED, DAEMON_QUEUED },
-                                                     { OWN, DAEMON_QUEUED, DAEMON, OWN_QUEUED },
-                                                     { DAEMON_QUEUED, OWN_QUEUED, OWN, DAEMON },
-                                                     { OWN_QUEUED, DAEMON, DAEMON_QUEUED, OWN } };
-    for (int n = 0; n < FIGURES; n++) {
-        int f = order[round / 2 % FIGURES][n] ^ (round % 2 ? DAEMON ^ OWN : 0);
-        double one = cuda_rank_time(&layer->run.rank[index], f == DAEMON || f == DAEMON_QUEUED, f >= DAEMON_QUEUED ? QUEUED : 1);
-        if (isnan(one))
+    static const uint8_t order[OPERATIONS][OPERATIONS] = { { DAEMON, OWN, OWN_QUEUED, DAEMON_QUEUED },
+                                                           { OWN, DAEMON_QUEUED, DAEMON, OWN_QUEUED },
+                                                           { DAEMON_QUEUED, OWN_QUEUED, OWN, DAEMON },
+                                                           { OWN_QUEUED, DAEMON, DAEMON_QUEUED, OWN } };
+    if (layer->options.dense && measure_one(layer, DENSE, index, round) < 0)
+        return -1;
+    for (int n = 0; n < OPERATIONS; n++) {
+        int f = order[round / 2 % OPERATIONS][n] ^ (round % 2 ? DAEMON ^ OWN : 0);
+        if (measure_one(layer, (enum figure)f, index, round) < 0)
             return -1;
-        if (round >= WARM)
-            layer->figures.ms[f][index][round - WARM] = one;
     }
     return 0;
 }
@@ -188,6 +203,17 @@ static void describe_beside(const struct layer *beside, char ret[160])
                  slowest_median(&beside->figures, OWN, o->ep, o->rounds));
 }
 
+/* A share of the dense rate as a member of the record, and for the table; NAN: there was no dense product. */
+static void describe_share(double share, char ret_member[48], char ret_cell[16])
+{
+    ret_member[0] = 0;
+    snprintf(ret_cell, 16, "-");
+    if (isnan(share))
+        return;
+    snprintf(ret_member, 48, ",\"share_of_dense\":%.4f", share);
+    snprintf(ret_cell, 16, "%.1f %%", share * 100);
+}
+
 static void report(const struct layer *layer, const struct shape *s, const struct layer *beside)
 {
     const struct options *o = &layer->options;
@@ -196,20 +222,23 @@ static void report(const struct layer *layer, const struct shape *s, const struc
     double gflop = (o->both ? 18.0 : o->backward ? 12.0 : 6.0) * o->tokens * s->topk * s->hidden * s->intermediate * 1e-9;
     bool mps = getenv("MOK_TEST_MPS_PIPE") != NULL;
     const char *op = o->both ? "forward+backward" : o->backward ? "backward" : "forward";
-    char extra[640], device[256], driver[128], of_bf16[160];
+    char extra[704], device[256], driver[128], of_bf16[160], of_dense[48], share[16];
 
     describe_gpu(device, driver);
     describe_beside(beside, of_bf16);
-    for (int f = 0; f < FIGURES; f++)
+    for (int f = 0; f < (o->dense ? FIGURES : OPERATIONS); f++)
         median[f] = slowest_median(figures, (enum figure)f, o->ep, o->rounds);
     double cost = median_cost(figures, DAEMON, OWN, o->ep, o->rounds);
     double queued = median_cost(figures, DAEMON_QUEUED, OWN_QUEUED, o->ep, o->rounds);
+    double dense = o->dense ? DENSE_GFLOP / median[DENSE] : (double)NAN;
+    describe_share(gflop / median[DAEMON] / dense, of_dense, share);
     snprintf(extra, sizeof(extra),
              "\"sharing\":\"%s\",\"gpus\":%u,\"cost_us\":%.1f,\"queued_ms\":%.4f,\"queued_peer_ms\":%.4f,"
-             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"wgrad\":\"%s\",\"transposed\":%s%s",
+             "\"queued_cost_us\":%.1f,\"ring_bytes\":%llu,\"minibatch_rows\":%u,\"grads\":\"%s\",\"wgrad\":\"%s\","
+             "\"transposed\":%s%s%s",
              mps ? "mps" : "slices", o->gpus, cost, median[DAEMON_QUEUED], median[OWN_QUEUED], queued,
              (unsigned long long)o->ring_bytes, o->minibatch_rows, o->bf16_gradients ? "bf16" : "f32",
-             o->mxfp8_wgrad ? "mxfp8" : "bf16", o->transposed ? "true" : "false", of_bf16);
+             o->mxfp8_wgrad ? "mxfp8" : "bf16", o->transposed ? "true" : "false", of_dense, of_bf16);
     struct bench_record record = { .engine = "cuda",
                                    .op = op,
                                    .precision = o->tiles ? "mxfp8-per128, tiles" : mok_precision_text(o->precision),
@@ -219,7 +248,7 @@ static void report(const struct layer *layer, const struct shape *s, const struc
                                    .routing = routing_names[o->routing],
                                    .ms = median[DAEMON],
                                    .gflop = gflop,
-                                   .dense_tflops = (double)NAN,
+                                   .dense_tflops = dense,
                                    .peer = "the same kernels in process",
                                    .peer_ms = median[OWN],
                                    .extra = extra,
@@ -227,9 +256,9 @@ static void report(const struct layer *layer, const struct shape *s, const struc
                                    .driver = driver };
     bench_emit(&record);
     if (!bench.json)
-        printf("%-10s %-16s %2u/%u %6u %-10s %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f\n", s->name, op, o->ep,
-               o->gpus, o->tokens, record.routing, mps ? "mps" : "slices", median[DAEMON], median[OWN], cost,
-               median[DAEMON_QUEUED], median[OWN_QUEUED], queued, gflop / median[OWN_QUEUED]);
+        printf("%-10s %-16s %2u/%u %6u %-10s %-7s %9.4f %9.4f %9.1f us %9.4f %9.4f %9.1f us %8.1f %9s\n", s->name, op,
+               o->ep, o->gpus, o->tokens, record.routing, mps ? "mps" : "slices", median[DAEMON], median[OWN], cost,
+               median[DAEMON_QUEUED], median[OWN_QUEUED], queued, gflop / median[OWN_QUEUED], share);
 }
 
 static uint32_t experts_of(const struct shape *s, uint32_t ep)
@@ -264,6 +293,7 @@ static void describe(struct layer *l, const struct options *o, const struct shap
     l->run.gpus = o->gpus;
     l->run.backward = o->backward;
     l->run.both = o->both;
+    l->run.dense = o->dense;
     l->run.socket = socket;
     for (uint32_t r = 0; r < o->ep; r++)
         l->run.rank[r] = (struct cuda_rank){ .run = &l->run, .index = r, .gpu = (int)(r % o->gpus) };
@@ -330,6 +360,7 @@ static int usage(FILE *file)
             "                          of weights of 1 x 128, or of tiles of 128 x 128; mxfp8-per32: of 32 values)\n"
             "  --transposed            with mxfp8-tiles: weights are bound transposed, too\n"
             "  --beside-bf16           a BF16 layer of the same shape in turn with it, in one process\n"
+            "  --no-dense              no dense product in turn with it, which needs cuBLAS (MOK_CUBLAS: where it is)\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
             "  --gpus N                GPUs that they are spread over (default 1)\n"
             "  --tokens N              tokens a rank (default 2048)\n"
@@ -371,7 +402,8 @@ static void parse(int argc, char **argv, struct options *o)
         { "memory", required_argument, NULL, 'm' },  { "minibatch", required_argument, NULL, 'a' },
         { "precision", required_argument, NULL, 'x' }, { "grads", required_argument, NULL, 'd' },
         { "wgrad", required_argument, NULL, 'w' },   { "transposed", no_argument, NULL, 'q' },
-        { "beside-bf16", no_argument, NULL, 'z' },   { "help", no_argument, NULL, 'h' },
+        { "beside-bf16", no_argument, NULL, 'z' },   { "no-dense", no_argument, NULL, 'k' },
+        { "help", no_argument, NULL, 'h' },
         { 0 },
     };
     int c;
@@ -419,6 +451,9 @@ static void parse(int argc, char **argv, struct options *o)
         case 'z':
             o->beside_bf16 = true;
             break;
+        case 'k':
+            o->dense = false;
+            break;
         case 'c':
             o->context_mode = name_of("context", optarg, contexts, 2) ? MOK_CONTEXT_RECOMPUTE : MOK_CONTEXT_FULL;
             break;
@@ -458,7 +493,8 @@ int bench_layer_cuda(int argc, char **argv)
                          .ep = 1,
                          .gpus = 1,
                          .memory_gib = 16,
-                         .context_mode = MOK_CONTEXT_FULL };
+                         .context_mode = MOK_CONTEXT_FULL,
+                         .dense = true };
     const char *pipe = getenv("MOK_TEST_MPS_PIPE");
     size_t count = sizeof(shapes) / sizeof(shapes[0]);
     char lines[400] = "";
@@ -466,6 +502,7 @@ int bench_layer_cuda(int argc, char **argv)
     int r = 0, matched = 0;
 
     parse(argc, argv, &o);
+    o.dense = o.dense && dense_cuda_load();
     if (pipe)
         snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s", pipe);
     struct stack_options so = {
@@ -480,7 +517,7 @@ int bench_layer_cuda(int argc, char **argv)
     if (!bench.json)
         printf("shape      op               EP/GPUs tokens routing  sharing     mokd ms  own ms      mokd's cost   queued: "
                "mokd  own  "
-               "     mokd's cost  own TFLOP/s\n");
+               "     mokd's cost  own TFLOP/s  of dense\n");
     for (size_t i = 0; i < count && r == 0; i++) {
         if (o.shape ? strcmp(o.shape, shapes[i].name) != 0 : i == count - 1)
             continue;

@@ -223,10 +223,23 @@ static int reap(struct cuda_rank *rank, const mok_ticket *ticket, int count)
 
 /* ------------------------------------------------------------------ both */
 
-double cuda_rank_time(struct cuda_rank *rank, bool through_mokd, int count)
+static int run_one(struct cuda_rank *rank, enum cuda_work work, enum mok_op_kind kind, mok_ticket *ret)
+{
+    switch (work) {
+    case CUDA_THROUGH_MOKD:
+        return run_daemon(rank, kind, ret);
+    case CUDA_IN_PROCESS:
+        return run_own(rank, kind);
+    case CUDA_DENSE:
+        return rank->dense.handle ? dense_cuda_multiply(&rank->dense) : 0;
+    }
+    return -1;
+}
+
+double cuda_rank_time(struct cuda_rank *rank, enum cuda_work work, int count)
 {
     const enum mok_op_kind last = rank->run->backward ? MOK_KIND_BACKWARD : MOK_KIND_FORWARD;
-    const int each = rank->run->both ? 2 : 1;
+    const int each = work != CUDA_DENSE && rank->run->both ? 2 : 1;
     mok_ticket ticket[2 * MAX_QUEUED];
     float ms = 0;
 
@@ -235,13 +248,13 @@ double cuda_rank_time(struct cuda_rank *rank, bool through_mokd, int count)
     int r = check(rank, cudaEventRecord(rank->from, rank->stream), "event");
     for (int i = 0; i < each * count && r == 0; i++) {
         const enum mok_op_kind kind = i % each == each - 1 ? last : MOK_KIND_FORWARD;
-        r = through_mokd ? run_daemon(rank, kind, &ticket[i]) : run_own(rank, kind);
+        r = run_one(rank, work, kind, &ticket[i]);
     }
     if (r == 0)
         r = check(rank, cudaEventRecord(rank->to, rank->stream), "event");
     if (r == 0)
         r = check(rank, cudaStreamSynchronize(rank->stream), "waiting");
-    if (r == 0 && through_mokd)
+    if (r == 0 && work == CUDA_THROUGH_MOKD)
         r = reap(rank, ticket, each * count);
     if (r == 0)
         r = check(rank, cudaEventElapsedTime(&ms, rank->from, rank->to), "events");
@@ -289,6 +302,8 @@ int cuda_rank_open(struct cuda_rank *rank)
         r = say(rank, "opening", mok_last_error());
     if (r == 0)
         r = open_streams(rank);
+    if (r == 0 && run->dense && rank->index < run->gpus)
+        r = dense_cuda_open(&rank->dense, rank->stream);
     if (r == 0)
         r = own_memory(rank);
     if (cuda_rank_meet(rank, r) < 0)
@@ -309,6 +324,7 @@ void cuda_rank_close(struct cuda_rank *rank)
     cudaFree(rank->context);
     cudaFree(rank->x);
     cudaFree(rank->d_out);
+    dense_cuda_close(&rank->dense);
     if (rank->stream)
         cudaStreamDestroy(rank->stream);
     workload_close(&rank->daemon);

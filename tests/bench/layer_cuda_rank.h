@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "cuda/engine.h"
+#include "dense_cuda.h"
 #include "workload.h"
 
 enum { CUDA_MAX_RANKS = 16 };
@@ -34,6 +35,7 @@ struct cuda_rank {
     void *x, *d_out; /* copies that the other GPUs can read */
     struct mok_peer peer[CUDA_MAX_RANKS];
     struct mok_op_args args;
+    struct dense_cuda dense; /* on a GPU's first rank */
 };
 
 /* What the ranks share. */
@@ -42,6 +44,7 @@ struct cuda_run {
     uint32_t gpus;
     bool backward; /* or, with `both`, a forward and then a backward */
     bool both;
+    bool dense; /* a dense product is timed, too */
     const char *socket, *group;
     pthread_barrier_t barrier;
     struct cuda_rank rank[CUDA_MAX_RANKS];
@@ -52,8 +55,13 @@ struct cuda_run {
 int cuda_rank_open(struct cuda_rank *rank);
 void cuda_rank_close(struct cuda_rank *rank);
 
-/* `count` operations in a row (pairs of them, with `both`) on the rank's stream; milliseconds of one, NAN: failed. Collective. */
-double cuda_rank_time(struct cuda_rank *rank, bool through_mokd, int count);
+enum cuda_work { CUDA_THROUGH_MOKD, CUDA_IN_PROCESS, CUDA_DENSE };
+
+/*
+ * `count` operations in a row (pairs of them, with `both`; of dense products none but on a GPU's first rank) on the
+ * rank's stream; milliseconds of one, NAN: failed. Collective.
+ */
+double cuda_rank_time(struct cuda_rank *rank, enum cuda_work work, int count);
 
 /* All ranks are at this point; 0, or -1 if one of them has failed. */
 int cuda_rank_meet(struct cuda_rank *rank, int code);

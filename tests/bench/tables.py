@@ -151,8 +151,9 @@ def mxfp8_mokd(rs):
     for r in sorted((r for r in rs if "bf16_ms" in r), key=lambda r: (order(r), r["wgrad"], r["transposed"])):
         weights = ("128 x 128" if "tiles" in r["precision"] else "1 x 128") + (", transposed too" if r["transposed"] else "")
         rows.append([r["shape"], r["op"], weights, r["wgrad"] if "backward" in r["op"] else "-", number(r["bf16_ms"], 3), number(r["ms"], 3),
-                     number(r["bf16_ms"] / r["ms"], 3), number(r["bf16_queued_ms"] / r["queued_ms"], 3)])
-    return table(["shape", "op", "weights", "weight gradients", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued"], rows)
+                     number(r["bf16_ms"] / r["ms"], 3), number(r["bf16_queued_ms"] / r["queued_ms"], 3), number(r["dense_tflops"], 0),
+                     number(over_public(r, r["dense_tflops"]), 3)])
+    return table(["shape", "op", "weights", "weight gradients", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued", "dense BF16, TFLOP/s", "over the public pipeline"], rows)
 
 
 def quantize_cuda(rs):
@@ -234,7 +235,7 @@ def usual(r):
     return r["routing"] == "uniform" and r["tokens"] == 2048 and r["sharing"] == "mps"
 
 
-KINDS = {"layer-cuda": lambda r: "share_of_dense" in r and "of" not in r and "date" in r, "daemon-cuda": lambda r: "cost_us" in r, "mokd-cuda": lambda r: r.get("of") == "mok" and usual(r),
+KINDS = {"layer-cuda": lambda r: "share_of_dense" in r and "of" not in r and "date" in r and "cost_us" not in r, "daemon-cuda": lambda r: "cost_us" in r, "mokd-cuda": lambda r: r.get("of") == "mok" and usual(r),
          "mokd-cuda-more": lambda r: r.get("of") == "mok" and not usual(r), "sweep-cuda": lambda r: "over_plan" in r,
          "spans-cuda": lambda r: "spans" in r, "links-cuda": lambda r: r.get("of") == "mok" and r["op"] == "forward" and "link_bytes_seen" in r}
 
