@@ -327,7 +327,7 @@ void group_lead_call(struct group_node *node, uint32_t peer, const Mok__GroupCal
     struct caller *caller = &call->caller[message->rank];
     caller->called = true;
     caller->timeout_ms = message->timeout_ms;
-    caller->deadline_ms = message->timeout_ms ? node->now_ms + message->timeout_ms : 0;
+    caller->deadline_ms = group_deadline(node, message->timeout_ms);
     take_params(message, lead, &caller->params);
     call->called++;
     if (call->state == CALL_REFUSED) {
