@@ -63,7 +63,7 @@ struct mokd_span {
     TAILQ_HEAD(, mokd_wait) waits;
     TAILQ_HEAD(, mokd_foreign) foreign;
     TAILQ_HEAD(, mokd_aborted) aborted;
-    size_t n_foreign;
+    size_t n_foreign, n_aborted;
     uint32_t over[MOKD_SPAN_OVER]; /* objects that were settled last: what comes of them now is late */
     uint32_t n_over;               /* so many ever */
 };
