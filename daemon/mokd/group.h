@@ -69,7 +69,8 @@ struct mokd_group {
     uint32_t fault_rank;
     const struct mokd_device *lost; /* whose worker died, when that is the failure */
     unsigned running;               /* changes at the workers that are under way: nobody is taken down meanwhile */
-    TAILQ_HEAD(, mokd_collective) collectives; /* by index */
+    TAILQ_HEAD(, mokd_collective) collectives; /* in the order of their first call */
+    uint64_t n_collectives;                    /* that some rank has come to */
     TAILQ_HEAD(, mokd_layer) layers;
     struct mokd_gather gather; /* of OPENING */
     struct mokd_span *span;    /* span.h: ranks are on other nodes too; NULL: all are here */
