@@ -112,7 +112,10 @@ struct backward_loader : stored_loader {
         const CUtensorMap *map = w.matrix == MOK_WGRAD_GATE ? &s.d_a : w.matrix == MOK_WGRAD_UP ? &s.d_b : &s.h;
         const uint32_t blocks = w.k_blocks(), stages = w.stages();
         if (w.stored)
-            stored_sums(w, stages);
+            stored_sums(w,
+                        { w.matrix == MOK_WGRAD_DOWN, static_cast<int32_t>(w.hidden(b.rank)),
+                          static_cast<int32_t>(w.inter()) },
+                        stages);
         for (uint32_t k = 0; k < blocks; k++) {
             uint32_t full = begin(blocks - k, stages, MOK_B_BYTES);
             columns_tile(false, map, full, w.inter(), w.ring64 * 64 + k * MOK_TILE_K, 0);

@@ -6,8 +6,6 @@
 #ifndef MOK_CUDA_BACKWARD_WGRAD_CUH
 #define MOK_CUDA_BACKWARD_WGRAD_CUH
 
-#include <type_traits>
-
 #include "backward_task.cuh"
 #include "consumer.cuh"
 
@@ -208,18 +206,10 @@ struct wgrad_consumer : consumer_base {
     /* Weight gradients of a tile: x or d_out across d_a, d_b or weighted h. */
     __device__ void wgrad(uint4 v)
     {
-        wgrad_of<MOK_TILE_K>(v, [&](float (&d)[128], const wgrad_task &w, auto stored) {
-            multiply<true, true, decltype(stored)::value>(d, w.k_blocks());
-        });
-    }
-
-    /* The same by products of Depth rows a stage: product(d, task, stored) adds to d where it is stored, else d is new. */
-    template <uint32_t Depth, class Product> __device__ __forceinline__ void wgrad_of(uint4 v, Product product)
-    {
         const wgrad_task w = decode_wgrad(p, v);
         const bool down = w.matrix == MOK_WGRAD_DOWN;
         if (w.hidden(b.rank) + group * 64 >= all.hidden) {
-            skip(w.stages<Depth>());
+            skip(w.stages());
         } else {
             float d[128];
             if (w.stored) {
@@ -232,9 +222,9 @@ struct wgrad_consumer : consumer_base {
                     load_sums<true>(d);
                 else
                     load_sums<false>(d);
-                product(d, w, std::true_type{});
+                multiply<true, true, true>(d, w.k_blocks());
             } else {
-                product(d, w, std::false_type{});
+                multiply<true, true>(d, w.k_blocks());
             }
             const bool narrow = p.narrow && !(w.cuts & MOK_RUN_IS_CUT);
             if (narrow && down)

@@ -307,13 +307,15 @@ template <class HandOut> __device__ void schedule(const mok_cuda_common &p, cons
 
 /* ---- a block begins ---- */
 
-/* One thread of each block, before anything else; a cluster_sync comes next. */
-__device__ void init_barriers(const block_view &b)
+/*
+ * One thread of each block, before anything else; a cluster_sync comes next. `fillers`: arrivals that make a stage full.
+ */
+__device__ void init_barriers(const block_view &b, uint32_t fillers)
 {
     if (b.smem % 1024 != 0)
         __trap();
     for (uint32_t i = 0; i < MOK_STAGES; i++) {
-        mbar_init(b.full(i), 1 + MOK_GATHER_WARPS);
+        mbar_init(b.full(i), fillers);
         mbar_init(b.empty(i), MOK_CLUSTER * MOK_CONSUMER_WARPS);
     }
     for (uint32_t i = 0; i < 2; i++) {
@@ -329,14 +331,14 @@ __device__ void init_barriers(const block_view &b)
  * arguments, and its Consumer.
  */
 template <class Consumer, int ConsumerRegisters = MOK_CONSUMER_REGISTERS, int ProducerRegisters = MOK_PRODUCER_REGISTERS,
-          class HandOut = hand_out, class Arguments>
+          class HandOut = hand_out, uint32_t Fillers = 1 + MOK_GATHER_WARPS, class Arguments>
 __device__ __forceinline__ void run_block(const Arguments &p)
 {
     const block_view b = { smem_address(dynamic_shared()), cluster_rank() };
     const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0)
-        init_barriers(b);
+        init_barriers(b, Fillers);
     __syncwarp();
     cluster_sync();
     wait_for_previous_kernel();

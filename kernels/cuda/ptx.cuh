@@ -62,6 +62,18 @@ __device__ __forceinline__ uint32_t load_cluster(uint32_t address)
     return v;
 }
 
+/* ---- barriers of some of a block's threads: who only arrives does not wait ---- */
+
+__device__ __forceinline__ void block_sync(uint32_t id, uint32_t threads)
+{
+    asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void block_arrive(uint32_t id, uint32_t threads)
+{
+    asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* ---- mbarriers ---- */
 
 __device__ __forceinline__ void mbar_init(uint32_t bar, uint32_t count)
@@ -166,6 +178,14 @@ __device__ __forceinline__ void mbar_expect_bytes(uint32_t bar, uint32_t bytes)
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 
+/* A box from shared memory; what lies outside of the tensor is left out. Waited for as bulk stores are. */
+__device__ __forceinline__ void tma_store_3d(const CUtensorMap *map, uint32_t src, int32_t x, int32_t y, int32_t z)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(src),
+                 "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
 /* Any number of 16 bytes, to shared memory and from there. A thread's stores are waited for together. */
 __device__ __forceinline__ void bulk_load(uint32_t dst, const void *src, uint32_t bytes, uint32_t bar)
 {
@@ -182,10 +202,10 @@ __device__ __forceinline__ void bulk_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/* Their source may be overwritten. */
-__device__ __forceinline__ void bulk_wait_read()
+/* Their source may be overwritten, but for the last N groups'. */
+template <int N = 0> __device__ __forceinline__ void bulk_wait_read()
 {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 /* They have landed. */
 __device__ __forceinline__ void bulk_wait()

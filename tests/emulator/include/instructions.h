@@ -54,6 +54,15 @@ inline uint32_t load_cluster(uint32_t address)
     return *reinterpret_cast<const uint32_t *>(emu::shared_pointer(address, 4, 4, false));
 }
 
+inline void block_sync(uint32_t id, uint32_t threads)
+{
+    emu::block_sync(id, threads, emu::VOTE_NONE, 0);
+}
+inline void block_arrive(uint32_t id, uint32_t threads)
+{
+    emu::block_arrive(id, threads);
+}
+
 /* ---- mbarriers ---- */
 
 inline void mbar_init(uint32_t bar, uint32_t count)
@@ -115,6 +124,11 @@ inline void tma_load_3d_multicast(uint32_t dst, const CUtensorMap *map, uint32_t
     const int32_t at[] = { x, y, z };
     emu::tensor_load(dst, map, bar, 3, at, mask);
 }
+inline void tma_store_3d(const CUtensorMap *map, uint32_t src, int32_t x, int32_t y, int32_t z)
+{
+    const int32_t at[] = { x, y, z };
+    emu::tensor_store(map, src, 3, at, false);
+}
 inline void mbar_expect_bytes(uint32_t bar, uint32_t bytes)
 {
     emu::mbar_expect(bar, bytes, false, true);
@@ -131,9 +145,9 @@ inline void bulk_commit()
 {
     emu::bulk_commit();
 }
-inline void bulk_wait_read()
+template <int N = 0> inline void bulk_wait_read()
 {
-    emu::bulk_wait(0);
+    emu::bulk_wait(N);
 }
 inline void bulk_wait()
 {
