@@ -18,7 +18,8 @@ namespace
 /* 128 x 128 codes, then where their rows begin, for each tile's columns the rows' scales, and the largest of each warp's. */
 constexpr uint32_t most_tiles = turn_tile / MOK_MX_BLOCK; /* of scales, beside each other among 128 columns */
 constexpr uint32_t row_places = turn_tile * turn_tile, row_scales = row_places + turn_tile * 8,
-                   warp_scales = row_scales + most_tiles * turn_tile, tokenwise_bytes = warp_scales + most_tiles * 16;
+                   warp_scales = row_scales + most_tiles * turn_tile, found_rows = warp_scales + most_tiles * 16,
+                   tokenwise_bytes = found_rows + 16;
 
 /* The 128 rows of a ring that begin at `block`: the run that has them, its first row among them, and how many it has there. */
 struct turn_rows_of {
@@ -47,6 +48,25 @@ __device__ __forceinline__ turn_rows_of find_rows(const mok_cuda_tokenwise_args 
         }
     }
     return { 0, 0 };
+}
+
+/*
+ * The same for all threads of a block; none where there is nothing to do. One warp looks it up: everybody reads the same
+ * few lines of memory, and those hold all blocks up where each warp asks for them.
+ */
+__device__ __forceinline__ turn_rows_of find_rows_once(const mok_cuda_tokenwise_args &a, uint32_t block,
+                                                       uint8_t *memory)
+{
+    turn_rows_of *found = reinterpret_cast<turn_rows_of *>(memory + found_rows);
+    if (threadIdx.x < 32) {
+        const uint64_t first = static_cast<uint64_t>(a.macrobatch) * a.ring_rows + block * turn_tile;
+        const bool none = first >= __ldcg(&a.head->padded_rows) || __ldcg(a.bad_id);
+        const turn_rows_of at = none ? turn_rows_of{} : find_rows(a, block);
+        if (threadIdx.x == 0)
+            *found = at;
+    }
+    __syncthreads();
+    return *found;
 }
 
 /* Where row `r` of the 128 begins, and its scales of the 128 columns. */
@@ -122,53 +142,85 @@ __host__ __device__ __forceinline__ uint32_t tiles_of(const mok_cuda_tokenwise &
     return (o.columns + turn_tile - 1) / turn_tile;
 }
 
+/* A block turns so many tiles beside each other: codes of the next one come while one is turned. */
+constexpr uint32_t tiles_beside = 4;
+
+__host__ __device__ __forceinline__ uint32_t groups_of(const mok_cuda_tokenwise &o)
+{
+    return (tiles_of(o) + tiles_beside - 1) / tiles_beside;
+}
+
+/* This thread's codes of a tile: four rows of 16 columns. */
+struct tile_rows {
+    const uint8_t *from[4]; /* NULL: no row, zeros */
+
+    __device__ __forceinline__ void load(uint4 (&v)[4], bool real, uint32_t column) const
+    {
+#pragma unroll
+        for (uint32_t r = 0; r < 4; r++)
+            v[r] = real && from[r] != nullptr ? __ldcg(reinterpret_cast<const uint4 *>(from[r] + column)) :
+                                                make_uint4(0, 0, 0, 0);
+    }
+};
+
 template <uint32_t Scale>
 __global__ void __launch_bounds__(turn_threads) tokenwise_kernel(const __grid_constant__ mok_cuda_tokenwise_args a)
 {
     const uint32_t block = blockIdx.x, thread = threadIdx.x;
-    uint32_t operand = 0, column_tile = blockIdx.y; /* the operands' tiles, one operand behind the other */
-    for (; column_tile >= tiles_of(a.operand[operand]); operand++)
-        column_tile -= tiles_of(a.operand[operand]);
+    uint32_t operand = 0, group = blockIdx.y; /* the operands' groups, one operand behind the other */
+    for (; group >= groups_of(a.operand[operand]); operand++)
+        group -= groups_of(a.operand[operand]);
     const mok_cuda_tokenwise &o = a.operand[operand];
-    const uint32_t column = column_tile * turn_tile;
+    const uint32_t first = group * tiles_beside, tiles = min(tiles_of(o) - first, tiles_beside);
     uint8_t *memory = dynamic_shared();
     const turned_tile tile(memory);
     const tile_scales<Scale> scales = { memory };
     uint64_t *places = reinterpret_cast<uint64_t *>(memory + row_places);
     wait_for_previous_kernel();
-    const uint64_t first = static_cast<uint64_t>(a.macrobatch) * a.ring_rows + static_cast<uint64_t>(block) * turn_tile;
-    if (first >= __ldcg(&a.head->padded_rows) || __ldcg(a.bad_id))
-        return;
-    const turn_rows_of at = find_rows(a, block);
+    const turn_rows_of at = find_rows_once(a, block, memory);
     if (at.rows == 0)
         return;
 
-    uint32_t codes = 0;
+    uint32_t codes[tiles_beside] = {};
     if (thread < at.rows) {
-        const row_at row = find_row(a, o, block, column, at.padded, thread);
+        const row_at row = find_row(a, o, block, first * turn_tile, at.padded, thread);
         places[thread] = reinterpret_cast<uint64_t>(row.codes);
-        codes = load_scales<Scale>(row.scale);
-    }
-    scales.find(codes);
-    const uint32_t across = 16 * tile.chunk / Scale, largest = scales.largest(4 * tile.quad / Scale, across);
-    uint4 v[4];
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t r = 4 * tile.quad + i;
-        v[i] = r < at.rows && column + 16 * tile.chunk < o.columns
-                   ? __ldcg(reinterpret_cast<const uint4 *>(places[r] + 16 * tile.chunk))
-                   : make_uint4(0, 0, 0, 0);
+        for (uint32_t i = 0; i < tiles_beside; i++)
+            if (i < tiles)
+                codes[i] = load_scales<Scale>(row.scale + i * (turn_tile / MOK_MX_BLOCK));
     }
+    __syncthreads();
+    tile_rows rows;
 #pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t own = scales.of_row(4 * tile.quad + i, across);
-        v[i] = make_uint4(turn_codes(v[i].x, own, largest), turn_codes(v[i].y, own, largest),
-                          turn_codes(v[i].z, own, largest), turn_codes(v[i].w, own, largest));
+    for (uint32_t r = 0; r < 4; r++) {
+        const uint32_t own = 4 * tile.quad + r;
+        rows.from[r] = own < at.rows ? reinterpret_cast<const uint8_t *>(places[own]) + 16 * tile.chunk : nullptr;
     }
-    scales.leave(o, block, column_tile);
-    tile.put(v);
-    tile.leave(o.to + static_cast<uint64_t>(column) * a.ring_rows + block * turn_tile, a.ring_rows, o.columns - column,
-               turn_tile);
+    const uint32_t column = first * turn_tile + 16 * tile.chunk; /* of this thread, in the first tile */
+    uint4 next[4];
+    rows.load(next, column < o.columns, 0);
+#pragma unroll
+    for (uint32_t i = 0; i < tiles_beside; i++) {
+        if (i >= tiles)
+            break;
+        scales.find(codes[i]);
+        const uint32_t across = 16 * tile.chunk / Scale, largest = scales.largest(4 * tile.quad / Scale, across);
+        uint4 v[4];
+#pragma unroll
+        for (uint32_t r = 0; r < 4; r++)
+            v[r] = next[r];
+        if (i + 1 < tiles)
+            rows.load(next, column + (i + 1) * turn_tile < o.columns, (i + 1) * turn_tile);
+#pragma unroll
+        for (uint32_t r = 0; r < 4; r++)
+            v[r] = rescale(scales.of_row(4 * tile.quad + r, across), largest).turn(v[r]);
+        scales.leave(o, block, first + i);
+        tile.put(v);
+        const uint32_t to = (first + i) * turn_tile;
+        tile.leave(o.to + static_cast<uint64_t>(to) * a.ring_rows + block * turn_tile, a.ring_rows, o.columns - to,
+                   turn_tile);
+    }
 }
 
 } // namespace
@@ -178,7 +230,7 @@ extern "C" int mok_cuda_launch_tokenwise(const mok_cuda_tokenwise_args *args, vo
 {
     uint32_t tiles = 0;
     for (const mok_cuda_tokenwise &o : args->operand)
-        tiles += mok::tiles_of(o);
+        tiles += mok::groups_of(o);
     const dim3 grid(args->ring_rows / mok::turn_tile, tiles);
     const auto kernel = args->per32 ? mok::tokenwise_kernel<32> : mok::tokenwise_kernel<128>;
     return mok::launch(true, kernel, grid, mok::turn_threads, mok::tokenwise_bytes, stream, *args);

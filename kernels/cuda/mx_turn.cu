@@ -172,8 +172,7 @@ __global__ void __launch_bounds__(turn_threads) turn_kernel(const __grid_constan
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
             const uint32_t own = memory[turn_scales + (Per32 ? chunk / 2 * turn_tile : 0) + 4 * quad + i];
-            v[i] = make_uint4(turn_codes(v[i].x, own, largest), turn_codes(v[i].y, own, largest),
-                              turn_codes(v[i].z, own, largest), turn_codes(v[i].w, own, largest));
+            v[i] = rescale(own, largest).turn(v[i]);
         }
     }
     tile.put(v);

@@ -16,21 +16,46 @@ namespace
 
 constexpr uint32_t turn_threads = 256, turn_tile = 128;
 
-/* Four codes that have a scale of their own, for the tile's. */
-__device__ __forceinline__ uint32_t turn_codes(uint32_t codes, uint32_t own, uint32_t largest)
-{
-    if (own == largest)
-        return codes;
-    if (own == MOK_E8M0_NAN)
-        return 0x7f7f7f7fu;
-    const uint32_t down = largest - own;
-    const float factor = down < 127 ? __uint_as_float((127 - down) << 23) : 0.0f;
-    float a, b, c, d;
-    unpack_e4m3(codes, a, b);
-    unpack_e4m3(codes >> 16, c, d);
-    return pack_e4m3(__fmul_rn(a, factor), __fmul_rn(b, factor)) | pack_e4m3(__fmul_rn(c, factor), __fmul_rn(d, factor))
-                                                                       << 16;
-}
+/*
+ * Codes that have a scale of their own, for a larger one: their exponents fall by as much as the scales differ. Where all
+ * of 16 codes stay normal numbers that is a subtraction; others are rounded anew.
+ */
+struct rescale {
+    uint32_t own, down, least, watched;
+
+    __device__ rescale(uint32_t from, uint32_t to) : own(from), down(to - from)
+    {
+        least = min(down + 1, 16u) * 0x08080808u; /* of exponents; 16: there is none */
+        watched = own == MOK_E8M0_NAN ? ~0u : down == 0 ? 0 : 0x80808080u;
+    }
+    /* Not 0: of these four codes one is NaN, or would not be normal. A borrow ends at the byte's highest bit. */
+    __device__ __forceinline__ uint32_t odd(uint32_t codes) const
+    {
+        const uint32_t normal = ((codes & 0x78787878u) | 0x80808080u) - least;
+        const uint32_t nan = (codes & 0x7f7f7f7fu) + 0x01010101u;
+        return (~normal | nan) & watched;
+    }
+    __device__ __forceinline__ uint32_t round(uint32_t codes) const
+    {
+        if (down == 0)
+            return codes;
+        if (own == MOK_E8M0_NAN)
+            return 0x7f7f7f7fu;
+        const float factor = down < 127 ? __uint_as_float((127 - down) << 23) : 0.0f;
+        float a, b, c, d;
+        unpack_e4m3(codes, a, b);
+        unpack_e4m3(codes >> 16, c, d);
+        return pack_e4m3(__fmul_rn(a, factor), __fmul_rn(b, factor)) |
+               pack_e4m3(__fmul_rn(c, factor), __fmul_rn(d, factor)) << 16;
+    }
+    __device__ __forceinline__ uint4 turn(uint4 v) const
+    {
+        if ((odd(v.x) | odd(v.y) | odd(v.z) | odd(v.w)) != 0)
+            return make_uint4(round(v.x), round(v.y), round(v.z), round(v.w));
+        const uint32_t less = down * 0x08080808u;
+        return make_uint4(v.x - less, v.y - less, v.z - less, v.w - less);
+    }
+};
 
 /* Four rows of four columns become four columns of four rows. */
 __device__ __forceinline__ void turn_4(uint32_t (&v)[4])
