@@ -73,6 +73,8 @@ void mok_cuda_mx_backward_fill(struct mok_engine_layer *l)
     a->d_b_code = m + layout->d_b_code;
     a->d_a_scale = m + layout->d_a_scale;
     a->d_b_scale = m + layout->d_b_scale;
+    a->d_a_factor = (float *)(m + layout->d_a_factor);
+    a->d_b_factor = (float *)(m + layout->d_b_factor);
     a->a_rows = m + layout->a;
     a->b_rows = m + layout->b;
     a->d_a_rows = m + layout->d_a;

@@ -133,6 +133,7 @@ static void place_mx_backward(const struct mok_plan *plan, uint64_t *at, struct 
     const uint64_t hidden = spec->hidden, inter = spec->intermediate, experts = plan->local_experts;
     const uint64_t padded = l->counters * MOK_SEGMENT_ALIGN, wide = (uint64_t)spec->max_tokens * hidden * 2;
     const uint64_t scales = plan->ring_rows * mok_cuda_h_scale_bytes(plan);
+    const uint64_t factors = mok_div_up(inter, MOK_MX_TILE_K) * mok_cuda_factor_rows(plan) * sizeof(float);
 
     if (has_wide(plan)) {
         l->x_wide = place(at, wide);
@@ -150,6 +151,10 @@ static void place_mx_backward(const struct mok_plan *plan, uint64_t *at, struct 
     l->d_b_code = place(at, plan->ring_rows * inter);
     l->d_a_scale = place(at, scales);
     l->d_b_scale = place(at, scales);
+    if (spec->precision != MOK_MXFP8_PER32) {
+        l->d_a_factor = place(at, factors);
+        l->d_b_factor = place(at, factors);
+    }
     if (!spec->transposed_weights) {
         l->gate_t = place(at, experts * hidden * inter);
         l->up_t = place(at, experts * hidden * inter);

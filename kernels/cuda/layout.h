@@ -199,6 +199,7 @@ struct mok_cuda_layout {
     uint64_t row_x_wide, row_g_wide;         /* u64 a padded row: where they lie; row_src and row_g say where the codes do */
     uint64_t d_a_code, d_b_code;             /* E4M3 [ring_rows][I]; d_a, d_b and h are their values as BF16 */
     uint64_t d_a_scale, d_b_scale;           /* as h_scale */
+    uint64_t d_a_factor, d_b_factor;         /* as h_factor */
     uint64_t gate_t, up_t, down_t;           /* E4M3 [E_l][H][I], [E_l][H][I], [E_l][I][H] */
     uint64_t gate_t_scale, up_t_scale, down_t_scale; /* see struct mok_cuda_turned */
     uint64_t spans;                          /* struct mok_cuda_head, two a macrobatch */
@@ -454,6 +455,7 @@ struct mok_cuda_mx_backward_args {
     CUtensorMap a[2], b[2];           /* BF16, boxes of 64 rows: of macrobatch 0, of the others */
     const void *gate_t_scale, *up_t_scale, *down_t_scale; /* see struct mok_cuda_turned */
     uint8_t *d_a_code, *d_b_code, *d_a_scale, *d_b_scale; /* a row of scales: mx.h_scale_bytes */
+    float *d_a_factor, *d_b_factor; /* scales of 128 values: a row's in a k-block, [k-blocks][mx.factor_rows] */
     void *a_rows, *b_rows, *d_a_rows, *d_b_rows, *h_rows; /* BF16 [ring_rows][I]; h is weighted */
     uint32_t *gates_done;
     uint64_t *row_g; /* as row_src */

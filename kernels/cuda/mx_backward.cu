@@ -309,6 +309,9 @@ template <bool Tokenwise> struct mx_backward_consumer : scale_consumer {
         if (lane % 4 < (Tokenwise ? 3 : 2)) {
             uint8_t *told = lane % 4 == 0 ? p.d_a_scale : lane % 4 == 1 ? p.d_b_scale : p.mx.h_scale;
             __stcg(reinterpret_cast<uint32_t *>(told + row * p.mx.h_scale_bytes + at.column / 32), scales * scale_blocks);
+            if (MOK_MX_SCALE == 128 && lane % 4 < 2)
+                __stcg((lane % 4 ? p.d_b_factor : p.d_a_factor) + at.column / 128 * p.mx.factor_rows + row,
+                       mok_e8m0_to_f32(static_cast<uint8_t>(scales)));
         }
         uint8_t *code = (lane < 8 ? p.d_a_code : p.d_b_code) + at.column;
         leave<false>(lane < 16 ? code + (at.row + 8 * half + lane % 8) * p.mx.inter : nullptr, at.columns);
@@ -456,6 +459,35 @@ template <bool Tokenwise> struct mx_backward_consumer : scale_consumer {
         pulled(t);
     }
 
+    /* Products of the noted task and what is made of them. */
+    __device__ __forceinline__ uint4 gate_up_tile(uint32_t k_blocks)
+    {
+        float d[128];
+        multiply_mx(d, k_blocks);
+        begin_anew();
+        const uint4 v = noted_task();
+        gate_up(d, decode(v));
+        return v;
+    }
+    /* Of a turned weight: d_hidden, d_input. */
+    __device__ __forceinline__ uint4 turned_tile(uint32_t k_blocks)
+    {
+        float d[128];
+        multiply_even(d, k_blocks);
+        begin_anew();
+        const uint4 v = noted_task();
+        const task t = decode(v);
+        if (t.type == MOK_TASK_D_INPUT) {
+            push_weights(t);
+            d_input(d, t);
+        } else if (all.clamp > 0.0f) {
+            d_hidden<true>(d);
+        } else {
+            d_hidden<false>(d);
+        }
+        return v;
+    }
+
     __device__ __forceinline__ void tile(uint4 v)
     {
         const task at_first = decode(v);
@@ -464,22 +496,8 @@ template <bool Tokenwise> struct mx_backward_consumer : scale_consumer {
         if (b.rows(at_first) <= group * 64) {
             consumer_base::skip(k_blocks + (is_hidden ? mx_gate_stages : 0));
         } else {
-            float d[128];
             note_task(v);
-            multiply_mx(d, k_blocks);
-            begin_anew();
-            v = noted_task();
-            const task t = decode(v);
-            if (t.type == MOK_TASK_GATE_UP) {
-                gate_up(d, t);
-            } else if (t.type == MOK_TASK_D_INPUT) {
-                push_weights(t);
-                d_input(d, t);
-            } else if (all.clamp > 0.0f) {
-                d_hidden<true>(d);
-            } else {
-                d_hidden<false>(d);
-            }
+            v = at_first.type == MOK_TASK_GATE_UP ? gate_up_tile(k_blocks) : turned_tile(k_blocks);
         }
         const task t = decode(v);
         __syncwarp();

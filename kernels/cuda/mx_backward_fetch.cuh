@@ -139,29 +139,37 @@ using scale_consumer = slot_consumer;
 struct turned_gather : slot_gather {
     const mok_cuda_mx_backward_args &q;
 
-    /* Begins to fetch this thread's two rows' scales of k-block k, which begin `behind` bytes after the rows. */
+    /*
+     * Codes of four k-blocks' scales of a row are 16 bytes, fetched at once: by turns behind the scales of the first
+     * stage of a task, and of the next one. Other tasks' scales may still be in further ones.
+     */
+    __device__ uint32_t codes_of_rows(uint32_t stage, uint32_t k) const
+    {
+        return scales((stage + MOK_STAGES - k % 4 + k / 4 % 2) % MOK_STAGES) + even_scale_bytes;
+    }
     __device__ void fetch_rows(uint32_t stage, uint32_t k, uint32_t behind) const
     {
-        const uint32_t to = scales(stage);
+        if (k % 4 != 0)
+            return;
+        const uint32_t to = codes_of_rows(stage, k);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
             const uint32_t r = own_row() + 64 * i;
-            cp_async_16(to + slot_bytes * r, row(r) + behind + (4 * k & ~15u), 16);
+            cp_async_16(to + 16 * r, row(r) + behind + 4 * k, 16);
         }
     }
 
     /* They are there and become floats; `columns`: the scales of the tile's two halves. */
     __device__ void finish_rows(uint32_t stage, uint32_t k, uint2 columns) const
     {
-        const uint32_t at = scales(stage);
+        const uint32_t codes = codes_of_rows(stage, k) + 4 * (k % 4);
 #pragma unroll
         for (uint32_t i = 0; i < 2; i++) {
-            const uint32_t slot = at + slot_bytes * (own_row() + 64 * i);
-            store_shared_4(slot, scale(load_shared_4(slot + 4 * (k % 4))));
+            const uint32_t r = own_row() + 64 * i;
+            store_shared_4(scales(stage) + 4 * r, scale(load_shared_4(codes + 16 * r)));
         }
-        __syncwarp();
-        if (lane < 2)
-            store_shared_4(at + slot_bytes * (thread / 32 * 4) + 4 + 4 * lane, lane ? columns.y : columns.x);
+        if (thread == 0)
+            store_shared_8(scales(stage) + even_factor_bytes, __uint_as_float(columns.x), __uint_as_float(columns.y));
         gather_landed(b, stage, lane);
     }
 
@@ -221,38 +229,66 @@ struct turned_gather : slot_gather {
     }
 
     /*
-     * Stages of such a task, whose scales are from the `at`-th pair on. Rows of d_out are gathered too, swizzled as the
-     * tensor cores read them; the loader brings others.
+     * Stages of d_hidden, whose scales are from the `at`-th pair on. Rows of d_out are gathered too, swizzled as the
+     * tensor cores read them.
      */
-    template <turned_weight W> __device__ __forceinline__ void fill_turned(const task &, uint32_t at)
+    __device__ __forceinline__ void fill_hidden(const task &, uint32_t at)
     {
-        constexpr bool gathered = W == TURNED_DOWN;
-        const uint32_t k_blocks = gathered ? q.common.k_blocks : q.mx.h_blocks;
-        const uint32_t chunk = thread % 8, first = thread / 8;
+        const uint32_t chunk = thread % 8, first = thread / 8, k_blocks = q.common.k_blocks;
         const uint32_t dst = b.smem + a_offset + first * 128 + ((chunk ^ (first % 8)) * 16);
         uint2 columns = make_uint2(0, 0);
-        const bool near = gathered && note_apart();
+        const bool near = note_apart();
 #pragma unroll 1
-        for (uint32_t k = 0; k < k_blocks; k++, pipe.n++, at += gathered ? q.hidden_tiles : q.common.down_tiles) {
+        for (uint32_t k = 0; k < k_blocks; k++, pipe.n++, at += q.hidden_tiles) {
             const uint32_t stage = pipe.stage();
             mbar_wait(b.empty(stage), pipe.phase() ^ 1u);
-            if (gathered) {
-                const uint32_t byte = k * MOK_MX_TILE_K + chunk * 16, bytes = byte < q.common.hidden ? 16 : 0;
-                fetch_tile(dst + stage * MOK_A_BYTES, bytes ? byte : 0, bytes, near);
-            }
-            fetch_rows(stage, k, gathered ? q.common.hidden : 0);
+            const uint32_t byte = k * MOK_MX_TILE_K + chunk * 16, bytes = byte < q.common.hidden ? 16 : 0;
+            fetch_tile(dst + stage * MOK_A_BYTES, bytes ? byte : 0, bytes, near);
+            fetch_rows(stage, k, q.common.hidden);
             cp_async_commit();
             if (k > 0) {
                 cp_async_wait<1>();
                 finish_rows((pipe.n - 1) % MOK_STAGES, k - 1, columns);
             }
             /* wanted a k-block later */
-            columns = __ldg(static_cast<const uint2 *>(turned_scales<W>(q)) + at);
+            columns = __ldg(static_cast<const uint2 *>(q.down_t_scale) + at);
         }
         cp_async_wait<0>();
         finish_rows((pipe.n - 1) % MOK_STAGES, k_blocks - 1, columns);
     }
 
+    /*
+     * All stages of d_input: one warp brings the scales of d_a's, then of d_b's rows, floats beside each other, the
+     * other those of the columns, a pair each stage. The loader brings the rows.
+     */
+    __device__ __forceinline__ void fill_input(const task &t, uint32_t pair_at)
+    {
+        const bool rows = thread == 0;
+        const uint64_t place = rows ? (t.ring64 * 64ull + b.row_first(t)) * sizeof(float) : pair_at * 8ull;
+        const uint32_t step = rows ? q.mx.factor_rows * sizeof(float) : q.common.down_tiles * 8;
+        fence_async(); /* rows' scales were stored by ordinary instructions */
+        if (lane == 0) {
+            const uint32_t end = pipe.n + 2 * q.mx.h_blocks, half = pipe.n + q.mx.h_blocks;
+            uint64_t from = place + reinterpret_cast<uint64_t>(rows ? q.d_a_factor : q.gate_t_scale);
+#pragma unroll 1
+            for (pipeline at = pipe; at.n != end; at.n++, from += step) {
+                if (at.n == half)
+                    from = place + reinterpret_cast<uint64_t>(rows ? q.d_b_factor : q.up_t_scale);
+                mbar_wait(b.empty(at.stage()), at.phase() ^ 1u);
+                if (rows) {
+                    mbar_expect(b.full(at.stage()), even_factor_bytes);
+                    bulk_load(scales(at.stage()), reinterpret_cast<const void *>(from), even_factor_bytes,
+                              b.full(at.stage()));
+                } else {
+                    const uint2 v = __ldg(reinterpret_cast<const uint2 *>(from));
+                    store_shared_8(scales(at.stage()) + even_factor_bytes, __uint_as_float(v.x), __uint_as_float(v.y));
+                    mbar_arrive(b.full(at.stage()));
+                }
+            }
+        }
+        __syncwarp();
+        pipe.n += 2 * q.mx.h_blocks;
+    }
 };
 #else
 using scale_consumer = block_consumer;
@@ -289,12 +325,25 @@ struct turned_gather : block_gather {
     }
 
     /* Stages of such a task, whose tile begins at the column `at`. Rows of d_out are gathered too; the loader brings others. */
-    template <turned_weight W> __device__ __forceinline__ void fill_turned(const task &t, uint32_t at)
+    __device__ __forceinline__ void fill_hidden(const task &t, uint32_t at)
     {
-        constexpr bool gathered = W == TURNED_DOWN;
-        const uint32_t count = scales_of_row<gathered>();
+        const uint32_t count = scales_of_row<true>();
+        note_turned<TURNED_DOWN>(t, at, count);
+        bring<true>(q.common.k_blocks, q.common.hidden, count, q.common.hidden);
+    }
+    __device__ __forceinline__ void fill_input(const task &t, uint32_t at)
+    {
+        fill_input<TURNED_GATE>(t, at);
+        fill_input<TURNED_UP>(t, at);
+    }
+    template <turned_weight W> __device__ __forceinline__ void fill_input(const task &t, uint32_t at)
+    {
+        const uint32_t count = scales_of_row<false>();
+        const uint8_t *rows = W == TURNED_GATE ? q.d_a_scale : q.d_b_scale;
+        const uint64_t first = static_cast<uint64_t>(t.ring64) * 64;
+        note_rows(t, [&](uint32_t r) { return rows + (first + r) * q.mx.h_scale_bytes; });
         note_turned<W>(t, at, count);
-        bring<gathered>(gathered ? q.common.k_blocks : q.mx.h_blocks, gathered ? q.common.hidden : 0, count, q.common.hidden);
+        bring<false>(q.mx.h_blocks, 0, count, q.common.hidden);
     }
 };
 #endif
@@ -317,26 +366,20 @@ struct mx_backward_gather : turned_gather {
     __device__ __forceinline__ void d_hidden(const task &t)
     {
         note_rows(t, [&](uint32_t r) { return place(t, q.row_g, static_cast<const uint8_t *>(q.g_ring), r); });
-        fill_turned<TURNED_DOWN>(t, hidden_at(t));
+        fill_hidden(t, hidden_at(t));
         gather_follow(b, pipe, mx_gate_stages, lane);
     }
 
     /* The loader brings d_a and d_b; here come their scales. */
-    __device__ __forceinline__ void d_input(const task &t, uint4 v)
+    __device__ __forceinline__ void d_input(uint4 v)
     {
-        const uint32_t at = input_at(t);
-        if (b.rows(t) > 0)
-            wait_counter(q.common, q.common.hidden_done + t.row64 + b.row_first(t) / 64,
+        const task before = decode(v);
+        if (b.rows(before) > 0)
+            wait_counter(q.common, q.common.hidden_done + before.row64 + b.row_first(before) / 64,
                          q.hidden_tiles * MOK_CONSUMER_WARPS, MOK_WAIT_GRADIENTS, v);
-        const auto of = [&](const uint8_t *scales) {
-            note_rows(t, [&](uint32_t r) {
-                return scales + (static_cast<uint64_t>(t.ring64) * 64 + r) * q.mx.h_scale_bytes;
-            });
-        };
-        of(q.d_a_scale);
-        fill_turned<TURNED_GATE>(t, at);
-        of(q.d_b_scale);
-        fill_turned<TURNED_UP>(t, at);
+        forget(v);
+        const task t = decode(v);
+        fill_input(t, input_at(t));
     }
 };
 
@@ -348,6 +391,8 @@ __device__ void gather(const mok_cuda_mx_backward_args &p, const block_view &b, 
         task t = decode(v);
         if (t.type == MOK_TASK_END)
             return;
+        forget(g.lane);
+        forget(g.thread); /* what follows from it is worked out anew for each task, rather than kept */
         if (t.type == MOK_TASK_GATE_UP) {
             gather_wait(p.common, b, t, v);
             g.gate_up(t);
@@ -355,7 +400,7 @@ __device__ void gather(const mok_cuda_mx_backward_args &p, const block_view &b, 
             gather_wait(p.common, b, t, v);
             g.d_hidden(t);
         } else if (t.type == MOK_TASK_D_INPUT) {
-            g.d_input(t, v);
+            g.d_input(v);
         }
     }
 }

@@ -220,6 +220,10 @@ struct block_consumer : mx_consumer_base {
                 release(stage);
         }
     }
+    __device__ __forceinline__ void multiply_even(float (&d)[128], uint32_t k_blocks)
+    {
+        multiply_mx(d, k_blocks);
+    }
 
     /*
      * Quantises eight rows' 128 columns of h into this warp's staging; the four scales go to `scale` of lane's row.

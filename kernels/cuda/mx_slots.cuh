@@ -21,6 +21,10 @@ namespace
 constexpr uint32_t slot_bytes = mx_slot, slot_columns = mx_scale_columns, slot_stage_bytes = mx_scale_bytes,
                    slot_offset = mx_scale_offset;
 
+/* Of a stage with a turned weight: a float a row, beside each other, then one for each half of the columns. */
+constexpr uint32_t even_factor_bytes = MOK_TILE_M * 4, even_scale_bytes = even_factor_bytes + 16;
+static_assert(even_scale_bytes + 16 * MOK_TILE_M <= slot_stage_bytes, "and codes of rows' scales, where others' lie");
+
 /* ---- gather: rows of x, and everybody's scales ---- */
 
 struct slot_gather : mx_gather {
@@ -129,6 +133,15 @@ struct slot_consumer : mx_consumer_base {
         return last;
     }
 
+    /* Until then `pending` goes out: the stage may wait for rows whose pull waits behind a task that waits for this. */
+    __device__ __forceinline__ void await(uint32_t stage)
+    {
+        if (__all_sync(~0u, mbar_try(b.full(stage), pipe.phase())))
+            return;
+        deliver();
+        mbar_wait(b.full(stage), pipe.phase());
+    }
+
     /* d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. */
     __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks)
     {
@@ -142,10 +155,7 @@ struct slot_consumer : mx_consumer_base {
         for (const uint32_t end = pipe.n + k_blocks; pipe.n != end; pipe.n++) {
             const uint32_t stage = pipe.stage(), scales = b.smem + slot_offset + stage * slot_stage_bytes;
             const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
-            if (!__all_sync(~0u, mbar_try(b.full(stage), pipe.phase()))) {
-                deliver(); /* the stage may wait for rows whose pull waits behind a task that waits for this */
-                mbar_wait(b.full(stage), pipe.phase());
-            }
+            await(stage);
             float upper = 0.0f, lower = 0.0f;
             uint32_t last = 0;
 #pragma unroll
@@ -178,6 +188,54 @@ struct slot_consumer : mx_consumer_base {
             /* no arrival overtakes a load of scales, see next_task */
             if (__all_sync(~0u, last != ~0u))
                 release(stage);
+        }
+    }
+
+    /*
+     * The same of a turned weight, whose columns have one scale a half. What a group does between its products must be
+     * shorter than the other's products: so these begin first, and scales are asked for behind them.
+     */
+    __device__ __forceinline__ void multiply_even(float (&d)[128], uint32_t k_blocks)
+    {
+        const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
+        const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
+        const uint32_t row = 4 * (warp * 16 + lane / 4);
+#pragma unroll
+        for (uint32_t i = 0; i < 128; i++)
+            d[i] = 0.0f;
+#pragma unroll 1
+        for (const uint32_t end = pipe.n + k_blocks; pipe.n != end; pipe.n++) {
+            const uint32_t stage = pipe.stage(), scales = b.smem + slot_offset + stage * slot_stage_bytes;
+            const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
+            await(stage);
+            float upper = 0.0f, lower = 0.0f;
+#pragma unroll
+            for (uint32_t half = 0; half < 2; half++) {
+                float part[64];
+                const uint64_t b_at = bt + half * (MOK_B_BYTES / 32);
+                wgmma_fence();
+                wgmma_m64n128k32_e4m3_first(part, at, b_at);
+#pragma unroll
+                for (uint32_t i = 1; i < MOK_MX_TILE_K / 32; i++)
+                    wgmma_m64n128k32_e4m3(part, at + 2 * i, b_at + 2 * i);
+                wgmma_commit();
+                if (half == 0) {
+                    deliver(); /* while the tensor cores are busy; at most once a task */
+                    upper = __uint_as_float(load_shared_4(scales + row));
+                    lower = __uint_as_float(load_shared_4(scales + row + 8 * 4));
+                }
+                const uint32_t same = load_shared_4(scales + even_factor_bytes + 4 * half);
+                wgmma_wait<0>();
+#pragma unroll
+                for (uint32_t i = 0; i < 64; i++)
+                    settle(part[i]);
+                /* no arrival overtakes a load of scales, see next_task; the rows' were needed by the first half's sums */
+                if (half == 1 && __all_sync(~0u, same != ~0u))
+                    release(stage);
+                if (same != 0) /* always; without a branch the compiler mixes both halves, and registers run out */
+                    promote_same(d + 64 * half, part, __fmul_rn(upper, __uint_as_float(same)),
+                                 __fmul_rn(lower, __uint_as_float(same)));
+            }
         }
     }
 };
