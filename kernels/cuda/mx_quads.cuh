@@ -152,7 +152,7 @@ struct mx_quad_consumer : mx_consumer_base {
     __device__ __forceinline__ static void begin(float (&part)[64], uint64_t a, uint64_t columns)
     {
         wgmma_fence();
-        wgmma_m64n128k32_e4m3_first(part, a, columns);
+        wgmma_m64n128k32_e4m3_again(part, a, columns);
 #pragma unroll
         for (uint32_t i = 1; i < MOK_MX_TILE_K / 32; i++)
             wgmma_m64n128k32_e4m3(part, a + 2 * i, columns + 2 * i);
@@ -197,38 +197,57 @@ struct mx_quad_consumer : mx_consumer_base {
         return b.smem + mx_scale_offset + stage * mx_part_bytes;
     }
 
-    /* Even: all columns of a half have one scale. */
+    /*
+     * Even: all columns of a half have one scale. Between two products nothing is left but the promotion: where the next stage
+     * lies, whether it is there and what its scales make is found while the tensor cores are busy.
+     */
     template <bool Even> __device__ __forceinline__ void multiply_of(float (&d)[128], uint32_t k_blocks)
     {
         const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
         const uint32_t row = 4 * (warp * 16 + lane / 4), column = b.smem + mx_columns_offset + 16 * (lane % 4);
-        bool ready = true;
+        uint64_t at = a0 + pipe.stage() * (MOK_A_BYTES / 16), bt = b0 + pipe.stage() * (MOK_B_BYTES / 16);
+        bool there = true;
+        float part[64];
+#pragma unroll
+        for (uint32_t i = 0; i < 64; i++)
+            part[i] = 0.0f;
 #pragma unroll 1
         for (const uint32_t last = pipe.n + k_blocks; pipe.n != last;) {
             const uint32_t stage = pipe.stage(), scales = scales_of(stage);
-            const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
-            await(ready);
-            float part[64];
+            if (!there)
+                await(false);
             begin(part, at, bt);
-            deliver(); /* while the tensor cores are busy; at most once a task */
+            deliver(); /* at most once a task */
             const float upper = __uint_as_float(load_shared_4(scales + row)), lower = __uint_as_float(load_shared_4(scales + row + 8 * 4));
             const uint2 same = Even ? load_shared_8(scales + mx_factor_bytes) : make_uint2(0, 0);
             const float s0 = __uint_as_float(same.x), s1 = __uint_as_float(same.y);
             const uint32_t columns = column + pipe.n % mx_column_stages * mx_column_bytes;
+            float upper0 = __fmul_rn(upper, s0), lower0 = __fmul_rn(lower, s0), upper1 = __fmul_rn(upper, s1), lower1 = __fmul_rn(lower, s1);
+            if (Even) {
+                settle(upper0);
+                settle(lower0);
+                settle(upper1);
+                settle(lower1);
+            }
             end(part);
             if (Even)
-                promote_same(d, part, __fmul_rn(upper, s0), __fmul_rn(lower, s0));
+                promote_same(d, part, upper0, lower0);
             else
                 promote(d, part, upper, lower, columns);
             begin(part, at, bt + MOK_B_BYTES / 32);
             pipe.n++;
-            ready = mbar_test(b.full(pipe.stage()), pipe.phase());
+            const bool ready = mbar_test(b.full(pipe.stage()), pipe.phase());
+            at = a0 + pipe.stage() * (MOK_A_BYTES / 16);
+            bt = b0 + pipe.stage() * (MOK_B_BYTES / 16);
+            forget(at);
+            forget(bt);
+            there = __all_sync(~0u, ready);
             end(part);
             if (Even) {
                 __syncwarp(); /* all lanes have what they read of the scales: the first half's sums needed it */
                 release(stage);
-                promote_same(d + 64, part, __fmul_rn(upper, s1), __fmul_rn(lower, s1));
+                promote_same(d + 64, part, upper1, lower1);
             } else {
                 promote(d + 64, part, upper, lower, columns + mx_column_bytes / 2);
                 /* the arrival must not overtake the loads: the vote needs what the last one brought; no sum is this NaN */

@@ -363,6 +363,10 @@ __device__ __forceinline__ void forget(uint32_t &v)
 {
     asm volatile("" : "+r"(v)::"memory");
 }
+__device__ __forceinline__ void forget(uint64_t &v)
+{
+    asm volatile("" : "+l"(v)::"memory");
+}
 
 /* 2^x to about two units in the last place; denormals are zero. */
 __device__ __forceinline__ float exp2_approximate(float x)
