@@ -207,7 +207,6 @@ struct mx_quad_consumer : mx_consumer_base {
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
         const uint32_t row = 4 * (warp * 16 + lane / 4), column = b.smem + mx_columns_offset + 16 * (lane % 4);
         uint64_t at = a0 + pipe.stage() * (MOK_A_BYTES / 16), bt = b0 + pipe.stage() * (MOK_B_BYTES / 16);
-        bool there = true;
         float part[64];
 #pragma unroll
         for (uint32_t i = 0; i < 64; i++)
@@ -215,8 +214,6 @@ struct mx_quad_consumer : mx_consumer_base {
 #pragma unroll 1
         for (const uint32_t last = pipe.n + k_blocks; pipe.n != last;) {
             const uint32_t stage = pipe.stage(), scales = scales_of(stage);
-            if (!there)
-                await(false);
             begin(part, at, bt);
             deliver(); /* at most once a task */
             const float upper = __uint_as_float(load_shared_4(scales + row)), lower = __uint_as_float(load_shared_4(scales + row + 8 * 4));
@@ -237,12 +234,12 @@ struct mx_quad_consumer : mx_consumer_base {
                 promote(d, part, upper, lower, columns);
             begin(part, at, bt + MOK_B_BYTES / 32);
             pipe.n++;
-            const bool ready = mbar_test(b.full(pipe.stage()), pipe.phase());
             at = a0 + pipe.stage() * (MOK_A_BYTES / 16);
             bt = b0 + pipe.stage() * (MOK_B_BYTES / 16);
             forget(at);
             forget(bt);
-            there = __all_sync(~0u, ready);
+            if (pipe.n != last)
+                await(mbar_test(b.full(pipe.stage()), pipe.phase()));
             end(part);
             if (Even) {
                 __syncwarp(); /* all lanes have what they read of the scales: the first half's sums needed it */
