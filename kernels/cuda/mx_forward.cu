@@ -91,6 +91,9 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
         wait_for_previous_kernel();
 }
 
+/* Whether rows are pulled by way of the stages. With scales of 32 values the gather warps have no register left to follow that. */
+constexpr bool by_stages = MOK_MX_SCALE == 128;
+
 /* ---- loader ---- */
 
 /* Until all of this block's rows of the unit are there. */
@@ -104,13 +107,13 @@ __device__ __forceinline__ void wait_rows(const mok_cuda_mx_args &p, const block
 struct mx_loader : loader_base {
     const mok_cuda_mx_args &p;
 
-    /* Consumers bring the rows, by way of all stages. */
+    /* Consumers bring the rows, which may take all stages. */
     __device__ void pull(const task &, uint32_t lane)
     {
         if (lane != 0)
             return;
         request(1, 1);
-        for (uint32_t i = 0; i < MOK_STAGES; i++, pipe.n++) {
+        for (uint32_t i = 0; by_stages && i < MOK_STAGES; i++, pipe.n++) {
             mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
             mbar_arrive(b.full(pipe.stage()));
         }
@@ -175,7 +178,7 @@ __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t 
         task t = decode(v);
         if (t.type == MOK_TASK_END)
             return;
-        if (t.type == MOK_TASK_PULL) {
+        if (by_stages && t.type == MOK_TASK_PULL) {
             gather_follow(b, g.pipe, MOK_STAGES, lane);
         } else if (t.type == MOK_TASK_GATE_UP) {
             wait_rows(p, b, t, v);
@@ -271,12 +274,12 @@ struct mx_forward_consumer : scale_consumer {
             wait_counter(all, &before->gate_up_done, __ldcg(&before->gate_up_warps), MOK_WAIT_RING_X, v);
             __syncwarp();
         }
-        for (uint32_t i = 0; i < MOK_STAGES; i++)
+        for (uint32_t i = 0; by_stages && i < MOK_STAGES; i++)
             mbar_wait(b.full((pipe.n + i) % MOK_STAGES), (pipe.n + i) / MOK_STAGES & 1u);
         __syncwarp();
         bring(t);
         pulled(t);
-        for (uint32_t i = 0; i < MOK_STAGES; i++, pipe.n++)
+        for (uint32_t i = 0; by_stages && i < MOK_STAGES; i++, pipe.n++)
             release(pipe.stage());
     }
 
@@ -298,7 +301,19 @@ struct mx_forward_consumer : scale_consumer {
         const uint64_t ring = static_cast<uint64_t>(t.ring64) * 64 + first;
         const uint64_t own = __ldcg(all.row_src + static_cast<uint64_t>(t.row64) * 64 + min(first + lane % rows, end - 1)) & ~1ull;
         uint8_t *to = p.x_rows[t.macrobatch > 0] + ring * p.x_row_bytes;
-        const uint32_t of_row = (p.x_row_bytes + slot_bytes - 1) / slot_bytes, pieces = (end - first) * of_row;
+        if (!by_stages) {
+            for (uint32_t r = 0; r < end - first; r++, to += p.x_row_bytes)
+                copy_row(reinterpret_cast<const uint4 *>(__shfl_sync(~0u, own, r)), reinterpret_cast<uint4 *>(to), p.x_row_bytes / 16);
+            return;
+        }
+        copy_rows(own, to, end - first, [&] { turn_factors<rows>(own, ring); });
+    }
+
+    /* Rows that lane i begins to read at `own`, beside each other to `to`, by way of this warp's part of the stages. Meanwhile: other work. */
+    template <class Meanwhile>
+    __device__ __forceinline__ void copy_rows(uint64_t own, uint8_t *to, uint32_t rows, const Meanwhile &meanwhile)
+    {
+        const uint32_t of_row = (p.x_row_bytes + slot_bytes - 1) / slot_bytes, pieces = rows * of_row;
         auto bytes = [&](uint32_t i) { return min(slot_bytes, p.x_row_bytes - i % of_row * slot_bytes); };
         auto fetch = [&](uint32_t i) {
             const uint64_t from = __shfl_sync(~0u, own, i / of_row) + i % of_row * slot_bytes;
@@ -310,8 +325,7 @@ struct mx_forward_consumer : scale_consumer {
 #pragma unroll 1
         for (uint32_t i = 0; i < slots; i++)
             fetch(i);
-        if (MOK_MX_SCALE == 128)
-            turn_factors<rows>(own, ring);
+        meanwhile();
 #pragma unroll 1
         for (uint32_t i = 0; i < pieces; i++) {
             cp_async_wait<slots - 1>();
