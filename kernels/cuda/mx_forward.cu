@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
         wait_for_previous_kernel();
 }
 
-/* Whether rows are pulled by way of the stages. With scales of 32 values the gather warps have no register left to follow that. */
+/* Whether pulls take the stages. With scales of 32 values gather warps have no register left to follow that. */
 constexpr bool by_stages = MOK_MX_SCALE == 128;
 
 /* ---- loader ---- */
@@ -284,7 +284,8 @@ struct mx_forward_consumer : scale_consumer {
     }
 
     /* Room for a piece of a row; all stages together are so many for each warp. */
-    static constexpr uint32_t slot_bytes = 8192, slots = MOK_STAGES * (MOK_A_BYTES + MOK_B_BYTES) / slot_bytes / MOK_CONSUMER_WARPS;
+    static constexpr uint32_t slot_bytes = 8192;
+    static constexpr uint32_t slots = MOK_STAGES * (MOK_A_BYTES + MOK_B_BYTES) / slot_bytes / MOK_CONSUMER_WARPS;
     static_assert(slots == 3, "fetches that are under way are waited for by number");
     __device__ uint32_t slot(uint32_t i) const
     {
@@ -299,17 +300,20 @@ struct mx_forward_consumer : scale_consumer {
         if (first >= end)
             return;
         const uint64_t ring = static_cast<uint64_t>(t.ring64) * 64 + first;
-        const uint64_t own = __ldcg(all.row_src + static_cast<uint64_t>(t.row64) * 64 + min(first + lane % rows, end - 1)) & ~1ull;
+        const uint64_t *sources = all.row_src + static_cast<uint64_t>(t.row64) * 64;
+        const uint64_t own = __ldcg(sources + min(first + lane % rows, end - 1)) & ~1ull;
         uint8_t *to = p.x_rows[t.macrobatch > 0] + ring * p.x_row_bytes;
         if (!by_stages) {
-            for (uint32_t r = 0; r < end - first; r++, to += p.x_row_bytes)
-                copy_row(reinterpret_cast<const uint4 *>(__shfl_sync(~0u, own, r)), reinterpret_cast<uint4 *>(to), p.x_row_bytes / 16);
+            for (uint32_t r = 0; r < end - first; r++, to += p.x_row_bytes) {
+                const uint64_t from = __shfl_sync(~0u, own, r);
+                copy_row(reinterpret_cast<const uint4 *>(from), reinterpret_cast<uint4 *>(to), p.x_row_bytes / 16);
+            }
             return;
         }
         copy_rows(own, to, end - first, [&] { turn_factors<rows>(own, ring); });
     }
 
-    /* Rows that lane i begins to read at `own`, beside each other to `to`, by way of this warp's part of the stages. Meanwhile: other work. */
+    /* Rows of which lane i has the i-th one's place, beside each other to `to`, by way of this warp's part of the stages. */
     template <class Meanwhile>
     __device__ __forceinline__ void copy_rows(uint64_t own, uint8_t *to, uint32_t rows, const Meanwhile &meanwhile)
     {
@@ -345,7 +349,7 @@ struct mx_forward_consumer : scale_consumer {
         }
     }
 
-    /* Scales of rows that lane % Rows begins to read at `own`, as floats, to where a k-block's of all rows lie beside each other. */
+    /* Scales of such rows, as floats, to where a k-block's of all rows lie beside each other. */
     template <uint32_t Rows> __device__ __forceinline__ void turn_factors(uint64_t own, uint64_t to)
     {
         static_assert(Rows == 4, "rows of a warp are stored as one vector");
@@ -406,11 +410,13 @@ struct mx_forward_consumer : scale_consumer {
         const uint32_t k_blocks = at_first.type == MOK_TASK_DOWN ? p.h_blocks : all.k_blocks;
         const bool active = b.rows(at_first) > group * 64;
         float d[128];
-        if (at_first.type == MOK_TASK_DOWN)
-            note_place(at_first);
         note_task(v);
         if (active)
-            multiply_mx(d, k_blocks);
+            multiply_mx(d, k_blocks, [&] {
+                const task t = decode(noted_task());
+                if (t.type == MOK_TASK_DOWN)
+                    note_place(t);
+            });
         else
             skip(k_blocks);
         v = noted_task();

@@ -105,7 +105,10 @@ __device__ __forceinline__ void wgmma_m64n128k32_e4m3_first(float (&d)[64], uint
                  : "l"(a), "l"(b));
 }
 
-/* The first product of a sum, as an instruction that seems to read what was there: so all products of a loop have the same registers. */
+/*
+ * The first product of a sum, as an instruction that seems to read what the registers hold. So a compiler gives all sums of a
+ * loop the same ones; where it takes others it moves what lies in its way, or spills it.
+ */
 __device__ __forceinline__ void wgmma_m64n128k32_e4m3_again(float (&d)[64], uint64_t a, uint64_t b)
 {
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 0, 0;\n"

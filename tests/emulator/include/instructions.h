@@ -302,6 +302,9 @@ inline void forget(uint4 &)
 inline void forget(uint32_t &)
 {
 }
+inline void let_cycles_pass(uint32_t)
+{
+}
 inline void forget(uint64_t &)
 {
 }
