@@ -270,7 +270,8 @@ check_loss() {
 losses() { jq -c '[.step, .loss]' "$work/$1/log"; }
 
 check_repeat() {
-    diff <(losses "$1") <(losses "$2") >"$work/losses.diff" || die "losses of the repeat differ: $(head -n 4 "$work/losses.diff")"
+    diff <(losses "$1") <(losses "$2") >"$work/losses.diff" ||
+        die "losses of the repeat differ: $(head -n 4 "$work/losses.diff")"
     [[ $(grep '^parameters ' "$work/$1/out") == $(grep '^parameters ' "$work/$2/out") ]] ||
         die "the repeat ended with other parameters"
 }

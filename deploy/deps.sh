@@ -35,8 +35,8 @@ packages=(
     util-linux # setpriv
 )
 
-# Other people's programs that a test each holds against what MoK serves. Not by default: they are large (100 MB to get, up to
-# two minutes to install), and prometheus comes with a server that its package starts.
+# Other people's programs that a test each holds against what MoK serves. Not by default: they are large (100 MB to get,
+# up to two minutes to install), and prometheus comes with a server that its package starts.
 optional=(
     chromium # looks at the status page
     prometheus # promtool: alerts, dashboard, a scrape

@@ -1,5 +1,5 @@
-# Debian packages: cmake --preset package && ninja -C build/package package. One a component; libcuda is nobody's dependency,
-# since it is loaded at run time where there is a GPU.
+# Debian packages: cmake --preset package && ninja -C build/package package. One a component; libcuda is nobody's
+# dependency, since it is loaded at run time where there is a GPU.
 set(at ${PROJECT_SOURCE_DIR}/deploy/debian)
 set(made ${PROJECT_BINARY_DIR}/debian)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The table of reports in tests/README.md: every number from 1 on is there, each test that it names is there and called, and
-# each test that has a report's number in its name is in it.
+# The table of reports in tests/README.md: every number from 1 on is there, each test that it names is there and called,
+# and each test that has a report's number in its name is in it.
 # usage: reports.sh SOURCE_DIR
 set -euo pipefail
 cd "$1/tests"

@@ -50,7 +50,8 @@ fail() {
     failures+=("$1")
 }
 
-# Builds a preset while tests run that mostly wait: with time that nobody else wants. What went wrong, build() finds again.
+# Builds a preset while tests run that mostly wait: with time that nobody else wants. What went wrong, build() finds
+# again.
 ahead=
 build_ahead() {
     [[ $quick == no ]] || return 0
@@ -91,8 +92,9 @@ build() {
     return 1
 }
 
-# verdicts FILE: a line "passed|failed|skipped NAME [PACKAGE]" for each test of a JUnit report, with the package for want of
-# which it says that it was skipped. A test that could not be started has failed: ctest counts it among the skipped ones.
+# verdicts FILE: a line "passed|failed|skipped NAME [PACKAGE]" for each test of a JUnit report, with the package for
+# want of which it says that it was skipped. A test that could not be started has failed: ctest counts it among the
+# skipped ones.
 verdicts() {
     awk '
         function tell() { if (name != "") print verdict, name, package }
@@ -110,8 +112,8 @@ verdicts() {
     ' "$1"
 }
 
-# check PRESET LABELS...: runs the tests of these labels (ctest's -L or -LE and a regular expression) on two cores, which
-# ctest counts in halves.
+# check PRESET LABELS...: runs the tests of these labels (ctest's -L or -LE and a regular expression) on two cores,
+# which ctest counts in halves.
 check() {
     local preset=$1 report verdict name package
     shift

@@ -384,8 +384,8 @@ int moe_set_weights(struct moe *moe, unsigned layer, enum moe_weight which, cons
         config->backend->to_bf16(count, values, weights);
         return 0;
     }
-    rc = config->backend->to_mxfp8(&options, values, weights, address(to->scales[which]), address(to->transposed[which]),
-                                   address(to->transposed_scales[which]));
+    rc = config->backend->to_mxfp8(&options, values, weights, address(to->scales[which]),
+                                   address(to->transposed[which]), address(to->transposed_scales[which]));
     return rc < 0 ? failed(rc, "quantising weights") : 0;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The smallest whole program: two processes, two devices, one layer; forward, backward, and a check against plain loops.
- * Stops at the first error with its sentence. Needs a running mokd whose devices 0 and 1 are up.
+ * The smallest whole program: two processes, two devices, one layer; forward, backward, and a check against plain
+ * loops. Stops at the first error with its sentence. Needs a running mokd whose devices 0 and 1 are up.
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Commands of mokctl with options of their own, and what such a command needs: its line, a connection, ways to ask and to
- * complain. Those that only look at the status are in arguments.c.
+ * Commands of mokctl with options of their own, and what such a command needs: its line, a connection, ways to ask and
+ * to complain. Those that only look at the status are in arguments.c.
  */
 #ifndef MOKCTL_COMMAND_H
 #define MOKCTL_COMMAND_H

@@ -186,8 +186,8 @@ static void look_at_peers(struct doctor *doctor)
         doctor_say(doctor, "peers", DOCTOR_OK, NULL, "all %u other nodes of the rack are up", others);
     if (rack->refused_lately > 0)
         doctor_say(doctor, "peers", DOCTOR_WARN, "compare the key of each node with its [node NAME] section here",
-                   "%" PRIu64 " connections with a key that is not in the inventory in the last 5 minutes, the last one "
-                   "%" PRIu64 " s ago from %s",
+                   "%" PRIu64 " connections with a key that is not in the inventory in the last 5 minutes, "
+                   "the last one %" PRIu64 " s ago from %s",
                    rack->refused_lately, rack->refused_age_ms / 1000, rack->refused_from);
 }
 

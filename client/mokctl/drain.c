@@ -162,8 +162,8 @@ static int change(struct mokctl_line *line, bool undo)
 
     if (!line->argument == !line->node) {
         fprintf(stderr,
-                "mokctl: %s needs a device by index or name, a node of the rack, NODE:DEVICE, or --node for all devices "
-                "of this node\n",
+                "mokctl: %s needs a device by index or name, a node of the rack, NODE:DEVICE, or --node for all "
+                "devices of this node\n",
                 undo ? "undrain" : "drain");
         return EXIT_USAGE;
     }

@@ -265,8 +265,8 @@ static int print_groups(const Mok__StatusReply *status)
     }
     int r = table_print(&table);
     if (r == 0 && partial)
-        fputs("\nhere: ranks of this node alone; mokctl groups on the node where they meet (at NODE) shows all that have "
-              "come\n",
+        fputs("\nhere: ranks of this node alone; mokctl groups on the node where they meet (at NODE) shows all that "
+              "have come\n",
               stdout);
     return r;
 }
@@ -324,8 +324,8 @@ static int print_status(const Mok__StatusReply *status)
     char up[64];
 
     duration(status->uptime_ms, up, sizeof(up));
-    printf("mokd %s, pid %" PRIu32 ", up %s, %" PRIu64 " operations, %" PRIu64 " errors\n", status->version, status->pid,
-           up, status->ops_done, status->errors);
+    printf("mokd %s, pid %" PRIu32 ", up %s, %" PRIu64 " operations, %" PRIu64 " errors\n", status->version,
+           status->pid, up, status->ops_done, status->errors);
     print_store(status);
     if (print_devices(status) < 0)
         return -1;

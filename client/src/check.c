@@ -125,7 +125,8 @@ static int check_wgrad_precision(uint32_t wgrad, uint32_t precision)
                            MOK_WGRAD_BF16, MOK_WGRAD_MXFP8);
     if (wgrad == MOK_WGRAD_MXFP8 && precision == MOK_BF16)
         return client_fail(MOK_EDTYPE,
-                           "wgrad_precision is %" PRIu32 " (mxfp8), must be 0 or %d (bf16) where precision is %d (bf16)",
+                           "wgrad_precision is %" PRIu32
+                           " (mxfp8), must be 0 or %d (bf16) where precision is %d (bf16)",
                            wgrad, MOK_WGRAD_BF16, MOK_BF16);
     return 0;
 }
@@ -136,7 +137,8 @@ static int check_transposed_weights(uint32_t transposed, uint32_t precision)
     if (r < 0)
         return r;
     if (transposed && precision != MOK_MXFP8_PER128)
-        return client_fail(MOK_EDTYPE, "transposed_weights is 1, must be 0 where precision is not %d (mxfp8-per128) but %" PRIu32,
+        return client_fail(MOK_EDTYPE,
+                           "transposed_weights is 1, must be 0 where precision is not %d (mxfp8-per128) but %" PRIu32,
                            MOK_MXFP8_PER128, precision);
     return 0;
 }
@@ -151,8 +153,8 @@ int check_layer_options(const mok_layer_options *from, uint32_t ranks, Mok__Laye
         (r = check_width("shared_intermediate", o.shared_intermediate, 0)) < 0 ||
         (r = check_range("experts", o.experts, 1, MOK_MAX_EXPERTS)) < 0 ||
         (r = check_range("topk", o.topk, 1, MOK_MAX_TOPK)) < 0 ||
-        (r = check_range("max_tokens", o.max_tokens, 1, MOK_MAX_TOKENS)) < 0 || (r = check_precision(o.precision)) < 0 ||
-        (r = check_gradient_dtype(o.gradient_dtype)) < 0 ||
+        (r = check_range("max_tokens", o.max_tokens, 1, MOK_MAX_TOKENS)) < 0 ||
+        (r = check_precision(o.precision)) < 0 || (r = check_gradient_dtype(o.gradient_dtype)) < 0 ||
         (r = check_wgrad_precision(o.wgrad_precision, o.precision)) < 0 ||
         (r = check_transposed_weights(o.transposed_weights, o.precision)) < 0)
         return r;

@@ -71,7 +71,10 @@ uint32_t control_losses(const struct control *control);
 int control_fd(const struct control *control);
 /* Sleeps until the connection is there (0), over, or deadline_ns has come; with a sentence. */
 int control_await(struct control *control, uint64_t deadline_ns);
-/* Sleeps until the loss is known and nobody reads or holds an answer, a second at most; false: somebody still holds one. */
+/*
+ * Sleeps until the loss is known and nobody reads or holds an answer, a second at most; false: somebody still holds
+ * one.
+ */
 bool control_settle(struct control *control);
 /* Puts the connection of `other`, which is closed by this, in place of the lost one. */
 int control_replace(struct control *control, struct control *other);

@@ -61,7 +61,8 @@ static int choose_wgrad(uint64_t features, Mok__LayerSpec *ret)
 {
     bool known = features & MOK_FEATURE_WGRAD;
     if (!known && ret->wgrad_precision == MOK_WGRAD_MXFP8)
-        return client_fail(MOK_ENOTSUP, "wgrad_precision is %d (mxfp8), must be 0 or %d: mokd is older and knows BF16 alone",
+        return client_fail(MOK_ENOTSUP,
+                           "wgrad_precision is %d (mxfp8), must be 0 or %d: mokd is older and knows BF16 alone",
                            MOK_WGRAD_MXFP8, MOK_WGRAD_BF16);
     ret->wgrad_precision = known ? mok_wire_wgrad(ret->wgrad_precision, ret->precision) : 0;
     return 0;

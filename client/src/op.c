@@ -144,7 +144,8 @@ static int backward(mok_layer *layer, const mok_backward_args *a, const struct r
     return submit(layer, &s, uses, ARRAY_SIZE(uses), road, ret_ticket);
 }
 
-static int check_forward(mok_layer *layer, const mok_forward_args *args, const struct road *road, mok_ticket *ret_ticket)
+static int check_forward(mok_layer *layer, const mok_forward_args *args, const struct road *road,
+                         mok_ticket *ret_ticket)
 {
     mok_forward_args own;
 

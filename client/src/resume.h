@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A session that outlives mokd: a thread of its own watches the connection, and when mokd goes away finds the next one
- * and proves there whose session it is. Groups come back when the program asks for that (mok_session_recover), since only
- * it knows which operations are to be done again. Sessions of a mokd that keeps nothing have no such thread.
+ * and proves there whose session it is. Groups come back when the program asks for that (mok_session_recover), since
+ * only it knows which operations are to be done again. Sessions of a mokd that keeps nothing have no such thread.
  */
 #ifndef MOK_CLIENT_RESUME_H
 #define MOK_CLIENT_RESUME_H

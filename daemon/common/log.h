@@ -7,8 +7,8 @@
  *     mok_log(MOK_LOG_ERROR, "config", "unusable", "file=%s error=\"%s\"", path, sentence);
  *
  * gives "2026-01-31T12:00:00.123Z info session: opened session=7 uid=1000". In the journal every key becomes a field
- * MOK_<KEY>, the component MOK_COMPONENT; messages that others may rely on have a MESSAGE_ID (message_ids.h). Values with
- * spaces stand between double quotes; use mok_log_text() for text that others wrote.
+ * MOK_<KEY>, the component MOK_COMPONENT; messages that others may rely on have a MESSAGE_ID (message_ids.h). Values
+ * with spaces stand between double quotes; use mok_log_text() for text that others wrote.
  */
 #ifndef MOK_DAEMON_LOG_H
 #define MOK_DAEMON_LOG_H
@@ -36,12 +36,16 @@ const char *mok_log_level_text(enum mok_log_level level);
 void mok_log(enum mok_log_level level, const char *component, const char *message, const char *fields, ...)
     _printf_(4, 5);
 
-/* Everything that is said is shown to `observer` as well, in the thread that says it; NULL: to nobody. It must not log. */
+/*
+ * Everything that is said is shown to `observer` as well, in the thread that says it; NULL: to nobody. It must not log.
+ */
 typedef void (*mok_log_observer)(enum mok_log_level level, const char *component, const char *message,
                                  const char *fields);
 void mok_log_observe(mok_log_observer observer);
 
-/* A copy of foreign text without quotes, backslashes and what plain.h takes out; cut to the buffer. Returns `buffer`. */
+/*
+ * A copy of foreign text without quotes, backslashes and what plain.h takes out; cut to the buffer. Returns `buffer`.
+ */
 const char *mok_log_text(char *buffer, size_t size, const char *text);
 
 #endif

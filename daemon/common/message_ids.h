@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Identities of the log's messages that others may rely on: `journalctl MESSAGE_ID=...`. One never changes and is never used
- * again; deploy/mok.catalog has the same ones with words for people.
+ * Identities of the log's messages that others may rely on: `journalctl MESSAGE_ID=...`. One never changes and is never
+ * used again; deploy/mok.catalog has the same ones with words for people.
  */
 #ifndef MOK_DAEMON_MESSAGE_IDS_H
 #define MOK_DAEMON_MESSAGE_IDS_H

@@ -30,15 +30,12 @@ void mokd_device_emptier(const struct mokd_device *device)
 /* Groups that wait for ranks are new ones; those that are whole go on. */
 static void turn_away_forming(struct mokd_device *device)
 {
-    struct mokd_group *group, *next;
     struct mokd_error error = { 0 };
 
     refuse_drained(device, &error);
-    for (group = TAILQ_FIRST(&device->server->groups); group; group = next) {
-        next = TAILQ_NEXT(group, link);
+    for (struct mokd_group *group = NULL; (group = mokd_group_walk(device->server, group));)
         if (group->state == MOKD_GROUP_FORMING && mokd_group_has_rank_on(group, device))
             mokd_group_turn_away(group, &error);
-    }
 }
 
 static void drain(struct mokd_device *device, bool draining, const char *by)

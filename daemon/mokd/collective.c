@@ -28,15 +28,31 @@ struct mokd_collective {
     struct entry entry[];      /* [group->size], by rank */
 };
 
+/*
+ * Calls that were given up, of those that some rank has yet to come to: a group keeps so many, for the reason. Of an
+ * older one such a rank hears that it was given up. Else a rank that comes alone again and again would fill mokd's
+ * memory.
+ */
+#define MAX_GIVEN_UP 64u
+
 /* ------------------------------------------------------------------ the object */
 
-static struct mokd_collective *collective_get(struct mokd_group *group, uint64_t index)
+static struct mokd_collective *find(const struct mokd_group *group, uint64_t index)
 {
     struct mokd_collective *collective;
 
     TAILQ_FOREACH(collective, &group->collectives, link)
         if (collective->index == index)
             return collective;
+    return NULL;
+}
+
+static struct mokd_collective *collective_get(struct mokd_group *group, uint64_t index)
+{
+    struct mokd_collective *collective = find(group, index);
+
+    if (collective)
+        return collective;
     collective = calloc(1, sizeof(*collective) + group->size * sizeof(collective->entry[0]));
     if (!collective)
         return NULL;
@@ -47,6 +63,8 @@ static struct mokd_collective *collective_get(struct mokd_group *group, uint64_t
         collective->entry[rank].rank = rank;
     }
     TAILQ_INSERT_TAIL(&group->collectives, collective, link);
+    if (group->n_collectives <= index)
+        group->n_collectives = index + 1;
     return collective;
 }
 
@@ -70,6 +88,27 @@ static void fail_waiting(struct mokd_collective *collective)
 
 /* ------------------------------------------------------------------ waiting in vain */
 
+static void forget_oldest(struct mokd_group *group)
+{
+    struct mokd_collective *collective, *oldest = NULL;
+    unsigned count = 0;
+
+    TAILQ_FOREACH(collective, &group->collectives, link) {
+        if (collective->failure.code == 0)
+            continue;
+        count++;
+        oldest = oldest ? oldest : collective;
+    }
+    if (count > MAX_GIVEN_UP)
+        collective_free(oldest);
+}
+
+/* Others have come to it, and none of them waits any more. Over several nodes the lead says so. */
+static bool is_forgotten(const struct mokd_group *group, uint64_t index)
+{
+    return !group->span && index < group->n_collectives && !find(group, index);
+}
+
 static bool has_not_called(const void *cookie, uint32_t rank)
 {
     const struct mokd_collective *collective = cookie;
@@ -87,6 +126,7 @@ static void overdue(void *cookie)
                    collective->group->name, entry->timeout_ms,
                    group_missing(collective->group->size, has_not_called, collective, missing, sizeof(missing)));
     fail_waiting(collective);
+    forget_oldest(collective->group);
 }
 
 void mokd_collectives_abort(struct mokd_group *group)
@@ -188,19 +228,10 @@ static void ask_lead(struct mokd_member *member, struct mokd_collective *collect
     mokd_call_fail(&entry->call, &error);
 }
 
-static struct mokd_collective *find(const struct mokd_group *group, uint64_t index)
-{
-    struct mokd_collective *collective;
-
-    TAILQ_FOREACH(collective, &group->collectives, link)
-        if (collective->index + 1 == index)
-            return collective;
-    return NULL;
-}
-
+/* The lead counts from 1: its call 0 is the opening. */
 void mokd_collective_prepare(struct mokd_group *group, uint64_t index, uint32_t object)
 {
-    struct mokd_collective *collective = find(group, index);
+    struct mokd_collective *collective = find(group, index - 1);
 
     if (collective)
         run(collective, object);
@@ -208,7 +239,7 @@ void mokd_collective_prepare(struct mokd_group *group, uint64_t index, uint32_t 
 
 bool mokd_collective_refuse(struct mokd_group *group, uint64_t index, const struct mokd_error *error)
 {
-    struct mokd_collective *collective = find(group, index);
+    struct mokd_collective *collective = find(group, index - 1);
 
     if (!collective)
         return false;
@@ -216,6 +247,8 @@ bool mokd_collective_refuse(struct mokd_group *group, uint64_t index, const stru
     fail_waiting(collective);
     if (collective->arrived == group->joined)
         collective_free(collective);
+    else
+        forget_oldest(group);
     return true;
 }
 
@@ -223,10 +256,16 @@ void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct 
                           uint64_t timeout_ms)
 {
     struct mokd_collective *collective;
+    struct mokd_error error = { 0 };
 
-    if (arrive(member, timeout_ms, &collective) < 0) {
-        struct mokd_error error = { 0 };
+    if (is_forgotten(member->group, member->next_collective)) {
+        member->next_collective++;
+        mokd_error_set(&error, -MOK_ETIMEDOUT, "group %s: other ranks gave this call of rank %u up long ago",
+                       member->group->name, member->rank);
+    } else if (arrive(member, timeout_ms, &collective) < 0) {
         mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
+    }
+    if (error.code < 0) {
         mokd_session_refuse(member->session, id, &error);
         return;
     }

@@ -122,8 +122,8 @@ static void set_number(struct parser *parser, const struct key *key, void *base,
         return;
     }
     if (is_size && (r < 0 || value < key->min)) { /* the other bound is that of the type */
-        config_complain(parser, "[%s] %s = %s: must be at least %" PRIu64 "M and less than 2^64 bytes", parser->section_text,
-                 key->name, text, key->min >> 20);
+        config_complain(parser, "[%s] %s = %s: must be at least %" PRIu64 "M and less than 2^64 bytes",
+                        parser->section_text, key->name, text, key->min >> 20);
         return;
     }
     if (r < 0 || value < key->min || value > key->max) {
@@ -148,8 +148,8 @@ static void set_mode(struct parser *parser, const struct key *key, void *base, c
     unsigned long mode = strtoul(text, &end, 8);
 
     if (!isdigit((unsigned char)*text) || *end || mode < key->min || mode > key->max) {
-        config_complain(parser, "[%s] %s = %s: must be an octal mode in 0%o..0%o", parser->section_text, key->name, text,
-                 (unsigned)key->min, (unsigned)key->max);
+        config_complain(parser, "[%s] %s = %s: must be an octal mode in 0%o..0%o", parser->section_text, key->name,
+                        text, (unsigned)key->min, (unsigned)key->max);
         return;
     }
     *(uint32_t *)config_field(base, key) = (uint32_t)mode;
@@ -283,7 +283,8 @@ static void set_value(struct parser *parser, const struct key *key, void *base, 
     case VALUE_ADMIN_GROUP:
         parser->config->has_admin_group = config_group_to_gid(text, &parser->config->admin_gid);
         if (!parser->config->has_admin_group)
-            config_complain(parser, "[%s] %s = %s: this machine knows no such group", parser->section_text, key->name, text);
+            config_complain(parser, "[%s] %s = %s: this machine knows no such group", parser->section_text, key->name,
+                            text);
         return;
     case VALUE_RACK_NAME:
     case VALUE_RACK_ADDRESS:
@@ -316,8 +317,8 @@ static enum section begin_device(struct parser *parser, const char *name)
     struct mokd_config *config = parser->config;
 
     if (!mok_name_is_valid(name)) {
-        config_complain(parser, "[%s]: a device's name has 1..%d of the characters A-Z a-z 0-9 . _ -", parser->section_text,
-                 MOK_MAX_NAME);
+        config_complain(parser, "[%s]: a device's name has 1..%d of the characters A-Z a-z 0-9 . _ -",
+                        parser->section_text, MOK_MAX_NAME);
         return SECTION_BAD;
     }
     for (size_t i = 0; i < config->n_devices; i++) {
@@ -373,9 +374,10 @@ static enum section begin_section(struct parser *parser)
         return config_begin_tenant(parser, text + 5 + strspn(text + 5, " \t"), SECTION_USER);
     if (strncmp(text, "group ", 6) == 0)
         return config_begin_tenant(parser, text + 6 + strspn(text + 6, " \t"), SECTION_GROUP);
-    config_complain(parser, "[%s]: unknown section; known are [daemon], [limits], [metrics], [user NAME], [group NAME], [device NAME], "
-                    "[rack] and [node NAME]",
-             text);
+    config_complain(parser,
+                    "[%s]: unknown section; known are [daemon], [limits], [metrics], [user NAME], [group NAME], "
+                    "[device NAME], [rack] and [node NAME]",
+                    text);
     return SECTION_BAD;
 }
 
@@ -590,7 +592,8 @@ static void check_mps(struct parser *parser)
             memcpy(device->mps_pipe, config->mps_pipe, sizeof(device->mps_pipe));
     }
     if (mps && !config->mps_pipe[0] && (named == 0 || has_gpu_without_pipe(config)))
-        config_complain(parser, "[daemon] sharing = mps: mps_pipe is missing, the directory of the MPS control daemon's pipes");
+        config_complain(parser,
+                        "[daemon] sharing = mps: mps_pipe is missing, the directory of the MPS control daemon's pipes");
 }
 
 static void check_whole(struct parser *parser)

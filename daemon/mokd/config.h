@@ -147,7 +147,10 @@ const char *mokd_resource_text(enum mokd_resource resource);
  */
 void mokd_config_limits(const struct mokd_config *config, uid_t uid, const gid_t *gids, size_t n_gids,
                         struct mokd_limits *ret);
-/* Of all that it says of users and Unix groups but devices, which are each node's own; 0 where it holds for the node alone. */
+/*
+ * Of all that it says of users and Unix groups but devices, which are each node's own; 0 where it holds for the node
+ * alone.
+ */
 uint64_t mokd_config_tenants_hash(const struct mokd_config *config);
 /* "low", "normal", "high". */
 const char *mokd_priority_text(uint32_t priority);

@@ -152,7 +152,10 @@ static uint32_t bound_from_environment(void)
     return bound < MAX_BOUND ? (uint32_t)bound : MAX_BOUND;
 }
 
-/* Two of one name are nothing that we left there: the second stays in `inherited`, the name is dropped by whoever reads. */
+/*
+ * Two of one name are nothing that we left there: the second stays in `inherited`, the name is dropped by whoever
+ * reads.
+ */
 static int take_inherited(struct mokd_fdstore *store, struct mokd_inherited *inherited)
 {
     uint64_t number;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The service manager's descriptor store: what is put here outlives mokd, and the next mokd inherits it. Each descriptor
- * has a number that is never used twice, and the name "mok-NUMBER" by which the manager knows it; the state (state.h)
- * says what the numbers mean. Knows nothing of sessions or buffers, and never waits for an answer: the manager gives none.
+ * The service manager's descriptor store: what is put here outlives mokd, and the next mokd inherits it. Each
+ * descriptor has a number that is never used twice, and the name "mok-NUMBER" by which the manager knows it; the state
+ * (state.h) says what the numbers mean. Knows nothing of sessions or buffers, and never waits for an answer: the
+ * manager gives none.
  */
 #ifndef MOKD_FDSTORE_H
 #define MOKD_FDSTORE_H
@@ -15,8 +16,8 @@
 struct mokd_fdstore;
 
 /*
- * There is a store when $NOTIFY_SOCKET says where the manager listens and $FDSTORE how many descriptors it keeps; managers
- * that do not say so themselves are helped by the unit. Takes what is ours out of `inherited`. -MOK_ENOMEM.
+ * There is a store when $NOTIFY_SOCKET says where the manager listens and $FDSTORE how many descriptors it keeps;
+ * managers that do not say so themselves are helped by the unit. Takes what is ours out of `inherited`. -MOK_ENOMEM.
  */
 int mokd_fdstore_open(struct mokd_inherited *inherited, struct mokd_fdstore **ret);
 /* Closes our descriptors; the manager's stay. NULL is fine. */
@@ -30,7 +31,10 @@ enum mokd_fdstore_use {
     MOKD_FDSTORE_OWN,    /* of mokd itself: a few places are kept free for these */
     MOKD_FDSTORE_CLIENT, /* of a session */
 };
-/* The number that the manager keeps a duplicate under; 0: there is no store, it is full, or the manager does not listen. */
+/*
+ * The number that the manager keeps a duplicate under; 0: there is no store, it is full, or the manager does not
+ * listen.
+ */
 uint64_t mokd_fdstore_keep(struct mokd_fdstore *store, int fd, enum mokd_fdstore_use use);
 /* Forgets one, inherited ones too. 0 is fine. */
 void mokd_fdstore_drop(struct mokd_fdstore *store, uint64_t number);

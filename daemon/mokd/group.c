@@ -235,25 +235,31 @@ void mokd_group_fail(struct mokd_group *group, uint32_t rank, const char *text)
     mokd_group_run_end(group);
 }
 
-/* One that nobody has begun to restore has lost nothing. */
+struct mokd_group *mokd_group_walk(struct mokd_server *server, struct mokd_group *group)
+{
+    struct mokd_group *next = group ? TAILQ_NEXT(group, link) : TAILQ_FIRST(&server->groups);
+
+    if (next)
+        mokd_group_run_begin(next);
+    if (group)
+        mokd_group_run_end(group);
+    return next;
+}
+
+/* One that nobody but the walk holds, and that has not begun to be restored, has lost nothing. */
 static bool is_at_workers(const struct mokd_group *group)
 {
-    return group->state != MOKD_GROUP_SUSPENDED || group->running > 0;
+    return group->state != MOKD_GROUP_SUSPENDED || group->running > 1;
 }
 
 void mokd_groups_device_lost(struct mokd_device *device, const char *text)
 {
-    struct mokd_group *group, *next;
-
-    for (group = TAILQ_FIRST(&device->server->groups); group; group = next) {
-        next = TAILQ_NEXT(group, link);
+    for (struct mokd_group *group = NULL; (group = mokd_group_walk(device->server, group));) {
         if (!is_at_workers(group))
             continue;
-        mokd_group_run_begin(group);
         for (uint32_t rank = 0; rank < group->size; rank++)
             if (group->member[rank] && group->member[rank]->device == device)
                 group_fail(group, rank, device, text);
-        mokd_group_run_end(group);
     }
 }
 

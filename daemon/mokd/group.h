@@ -69,7 +69,8 @@ struct mokd_group {
     uint32_t fault_rank;
     const struct mokd_device *lost; /* whose worker died, when that is the failure */
     unsigned running;               /* changes at the workers that are under way: nobody is taken down meanwhile */
-    TAILQ_HEAD(, mokd_collective) collectives; /* by index */
+    TAILQ_HEAD(, mokd_collective) collectives; /* in the order of their first call */
+    uint64_t n_collectives;                    /* that some rank has come to */
     TAILQ_HEAD(, mokd_layer) layers;
     struct mokd_gather gather; /* of OPENING */
     struct mokd_span *span;    /* span.h: ranks are on other nodes too; NULL: all are here */
@@ -89,10 +90,16 @@ void mokd_member_failure(const struct mokd_member *member, struct mokd_error *er
 /* A change at the workers begins and ends. The end may take down ranks that wait to leave, and free the group. */
 void mokd_group_run_begin(struct mokd_group *group);
 void mokd_group_run_end(struct mokd_group *group);
+/*
+ * The group behind `group`, or with NULL the first; NULL: that was the last. A walk to its end holds each group while
+ * it is looked at, and the next one before it lets go: whatever ends meanwhile, the walk goes on.
+ */
+struct mokd_group *mokd_group_walk(struct mokd_server *server, struct mokd_group *group);
 /* A group of the mokd before, with its id; ranks are added in any order. NULL: out of memory. */
-struct mokd_group *mokd_group_adopt(struct mokd_server *server, uint32_t id, uid_t uid, const char *name, uint32_t size);
-struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session, struct mokd_device *device,
-                                      uint32_t rank);
+struct mokd_group *mokd_group_adopt(struct mokd_server *server, uint32_t id, uid_t uid, const char *name,
+                                    uint32_t size);
+struct mokd_member *mokd_member_adopt(struct mokd_group *group, struct mokd_session *session,
+                                      struct mokd_device *device, uint32_t rank);
 /* Tells all workers of the group, as part of `gather`; tags are ranks. */
 void mokd_group_send_open(struct mokd_group *group, struct mokd_gather *gather);
 /* All its ranks have come, on several nodes; takes the span. May free the group. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * HTTP for people and for Prometheus, beside the loop and never in its way: libmicrohttpd's own descriptors are watched by
- * the loop, what is sent is made at once and written as the other end takes it. One request a connection, connections and
- * their time bounded.
+ * HTTP for people and for Prometheus, beside the loop and never in its way: libmicrohttpd's own descriptors are watched
+ * by the loop, what is sent is made at once and written as the other end takes it. One request a connection,
+ * connections and their time bounded.
  *
  *   /             status page    /status.json  what it shows    /metrics  OpenMetrics
  */

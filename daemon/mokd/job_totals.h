@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What each user's jobs have used since mokd started, by user and job name, for metrics: totals that never fall while they
- * are shown. Bounded: a user who makes up names shares one entry from some number on, and so do users.
+ * What each user's jobs have used since mokd started, by user and job name, for metrics: totals that never fall while
+ * they are shown. Bounded: a user who makes up names shares one entry from some number on, and so do users.
  */
 #ifndef MOKD_JOB_TOTALS_H
 #define MOKD_JOB_TOTALS_H

@@ -395,7 +395,8 @@ static void flags_came(void *cookie, const struct mokd_error *error)
         own[rank] = mokd_storage_handle(layer->part[rank].symmetric);
         bytes = layer->part[rank].symmetric->bytes;
     }
-    mokd_span_exchange(job->group, job->job.index, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, own, bytes, workspaces_came, job);
+    mokd_span_exchange(job->group, job->job.index, MOK__HANDLE_KIND__HANDLE_WORKSPACE, layer->id, own, bytes,
+                       workspaces_came, job);
 }
 
 /* The ranks' flags come from the node of rank 0. */
@@ -411,7 +412,8 @@ static void filled(void *cookie, const struct mokd_error *error)
     struct mokd_handle own =
         layer->board ? mokd_storage_handle(layer->board) : (struct mokd_handle){ .fd = layer->flags_fd };
     uint64_t bytes = layer->board ? layer->board->bytes : (uint64_t)job->group->size * MOK_FLAGS_BYTES;
-    mokd_span_exchange(job->group, job->job.index, MOK__HANDLE_KIND__HANDLE_FLAGS, layer->id, &own, bytes, flags_came, job);
+    mokd_span_exchange(job->group, job->job.index, MOK__HANDLE_KIND__HANDLE_FLAGS, layer->id, &own, bytes, flags_came,
+                       job);
 }
 
 static int prepare_part(struct mokd_layer *layer, uint32_t rank, const struct mok_layer_spec *spec,

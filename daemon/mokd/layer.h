@@ -85,8 +85,8 @@ void mokd_layer_memory_message(const struct mok_plan *plan, Mok__LayerMemory *re
 /* A layer of a group that is being restored: with its ids and specs, but nothing at any worker. NULL: out of memory. */
 struct mokd_layer *mokd_layer_new(struct mokd_group *group, uint32_t id);
 /*
- * Plans it, and charges and makes its workspaces; `filled` as mokd_storage_fill. A negative return: not started, with the
- * error. What was charged goes with the layer.
+ * Plans it, and charges and makes its workspaces; `filled` as mokd_storage_fill. A negative return: not started, with
+ * the error. What was charged goes with the layer.
  */
 int mokd_layer_prepare(struct mokd_layer *layer, const struct mok_layer_spec *specs, mokd_storage_filled filled,
                        void *cookie, struct mokd_error *error);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How much memory there is for this service: the machine's, or what the control groups that it is in leave it (MemoryMax= of
- * the unit, a container's limit). Looks, and never changes anything.
+ * How much memory there is for this service: the machine's, or what the control groups that it is in leave it
+ * (MemoryMax= of the unit, a container's limit). Looks, and never changes anything.
  */
 #ifndef MOKD_MEMORY_BOUND_H
 #define MOKD_MEMORY_BOUND_H

@@ -33,7 +33,9 @@ struct out {
 
 enum type { COUNTER, GAUGE, HISTOGRAM, INFO };
 
-/* A new family. `unit`: the last part of the name, or NULL. In the older format a counter has the name of its sample. */
+/*
+ * A new family. `unit`: the last part of the name, or NULL. In the older format a counter has the name of its sample.
+ */
 static void family(struct out *out, enum type type, const char *name, const char *unit, const char *help)
 {
     static const char *const types[] = { "counter", "gauge", "histogram", "info" };

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Handles of other nodes that are here before the group that they are for: between two daemons' words there is no order. */
+/*
+ * Handles of other nodes that are here before the group that they are for: between two daemons' words there is no
+ * order.
+ */
 #ifndef MOKD_RACK_EARLY_H
 #define MOKD_RACK_EARLY_H
 

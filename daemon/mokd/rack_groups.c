@@ -15,8 +15,6 @@
 #include "span.h"
 
 #define TICK_MS 250u
-/* Messages that the mesh has no room for at the moment; a peer with more is as good as lost. */
-#define MAX_BACKLOG_BYTES (8u << 20)
 
 /* Other nodes' answers that a gather waits for. */
 struct dropping {
@@ -74,79 +72,6 @@ static void error_of(const struct group_error *from, struct mokd_error *ret)
 {
     *ret = (struct mokd_error){ .code = from->code };
     snprintf(ret->text, sizeof(ret->text), "%s", from->text);
-}
-
-/* ------------------------------------------------------------------ sending */
-
-static int send_now(struct mokd_rack_groups *groups, uint32_t node, const Mok__GroupMessage *message)
-{
-    Mok__RackFrame frame = MOK__RACK_FRAME__INIT;
-
-    frame.body_case = MOK__RACK_FRAME__BODY_GROUP;
-    frame.group = (Mok__GroupMessage *)message;
-    return rack_send(groups->server->rack, node, &frame, 0);
-}
-
-static void forget_backlog(struct rack_groups_peer *peer)
-{
-    struct parcel *parcel;
-
-    while ((parcel = TAILQ_FIRST(&peer->backlog))) {
-        TAILQ_REMOVE(&peer->backlog, parcel, link);
-        free(parcel);
-    }
-    peer->backlog_bytes = 0;
-}
-
-/* A message that cannot even wait makes a gap: everything with that node is void, on our side at once. */
-static void lose(struct mokd_rack_groups *groups, uint32_t node, const char *reason)
-{
-    char text[RACK_MAX_TEXT];
-
-    mok_log(MOK_LOG_ERROR, "rack", "groups with a node end", "node=%s error=\"%s\"",
-            group_node_name(&groups->node, node), reason);
-    forget_backlog(&groups->peer[node]);
-    mokd_rack_unlink(groups, node, MOK__GOODBYE_REASON__GOODBYE_LOST); /* its side ends the same groups by that */
-    snprintf(text, sizeof(text), "was lost: %s", reason);
-    group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
-}
-
-void mokd_rack_send(void *cookie, uint32_t node, const Mok__GroupMessage *message)
-{
-    struct mokd_rack_groups *groups = cookie;
-    struct rack_groups_peer *peer = &groups->peer[node];
-    size_t size = mok__group_message__get_packed_size(message);
-
-    int r = TAILQ_EMPTY(&peer->backlog) ? send_now(groups, node, message) : -MOK_EAGAIN;
-    if (r != -MOK_EAGAIN)
-        return; /* sent, or the peer is lost, which we are told of */
-    struct parcel *parcel = peer->backlog_bytes + size <= MAX_BACKLOG_BYTES ? malloc(sizeof(*parcel) + size) : NULL;
-    if (!parcel)
-        return;
-    parcel->size = mok__group_message__pack(message, parcel->bytes);
-    TAILQ_INSERT_TAIL(&peer->backlog, parcel, link);
-    peer->backlog_bytes += size;
-}
-
-static void flush(struct mokd_rack_groups *groups, uint32_t node)
-{
-    struct rack_groups_peer *peer = &groups->peer[node];
-    struct parcel *parcel;
-
-    while ((parcel = TAILQ_FIRST(&peer->backlog))) {
-        Mok__GroupMessage *message = mok__group_message__unpack(NULL, parcel->size, parcel->bytes);
-        int r = message ? send_now(groups, node, message) : -MOK_ENOMEM;
-        mok__group_message__free_unpacked(message, NULL);
-        if (r == -MOK_EAGAIN)
-            return;
-        if (r == -MOK_ENOMEM) {
-            lose(groups, node, "mokd is out of memory");
-            return;
-        }
-        TAILQ_REMOVE(&peer->backlog, parcel, link);
-        peer->backlog_bytes -= parcel->size;
-        free(parcel);
-    }
 }
 
 /* ------------------------------------------------------------------ what the state machines ask for */
@@ -375,7 +300,7 @@ static void on_state(void *cookie, uint32_t node, enum rack_state before, enum r
     snprintf(text, sizeof(text), "%s: %.230s", now == RACK_LEFT ? "has left" : "was lost", reason);
     mokd_rack_orders_peer_down(server, node, text);
     mokd_rack_share_peer_down(server, node);
-    forget_backlog(&groups->peer[node]);
+    mokd_rack_outbox_clear(groups, node);
     group_node_peer_lost(&groups->node, node, text, mokd_rack_now_ms());
     mokd_early_forget(&groups->early, 0, node);
     mokd_rack_unlink(groups, node, MOK__GOODBYE_REASON__GOODBYE_LOST);
@@ -394,7 +319,7 @@ static void on_drained(void *cookie, uint32_t node)
     struct mokd_server *server = cookie;
 
     if (server->rack_groups)
-        flush(server->rack_groups, node);
+        mokd_rack_outbox_flush(server->rack_groups, node);
 }
 
 const struct rack_handlers mokd_rack_groups_handlers = {
@@ -409,6 +334,7 @@ static void tick(uv_timer_t *timer)
     struct mokd_rack_groups *groups = timer->data;
     uint64_t now_ms = mokd_rack_now_ms();
 
+    mokd_rack_outbox_close_gaps(groups);
     group_node_tick(&groups->node, now_ms);
     mokd_rack_look_at_groups(groups);
     mokd_early_expire(&groups->early, now_ms);
@@ -623,7 +549,7 @@ void mokd_rack_groups_stop(struct mokd_server *server)
     server->rack_groups = NULL;
     mokd_early_forget(&groups->early, UINT64_MAX, UINT32_MAX);
     for (uint32_t node = 0; node < GROUP_MAX_NODES; node++)
-        forget_backlog(&groups->peer[node]);
+        mokd_rack_outbox_clear(groups, node);
     while ((dropping = TAILQ_FIRST(&groups->dropping))) {
         TAILQ_REMOVE(&groups->dropping, dropping, link);
         free(dropping);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What rack_groups.c (what the state machines ask for, the mesh), rack_paths.c (how memory gets to other nodes) and
- * rack_reach.c (who is apart from this node) share. Nothing else includes this.
+ * What rack_groups.c (what the state machines ask for, the mesh), rack_outbox.c (what goes to other nodes),
+ * rack_paths.c (how memory gets there) and rack_reach.c (who is apart from this node) share. Nothing else includes
+ * this.
  */
 #ifndef MOKD_RACK_GROUPS_INTERNAL_H
 #define MOKD_RACK_GROUPS_INTERNAL_H
@@ -22,6 +23,7 @@ struct rack_groups_peer {
     uint64_t offered_ms;
     TAILQ_HEAD(, parcel) backlog;
     size_t backlog_bytes;
+    const char *gap; /* why a message did not even get into the backlog; NULL: all did */
 };
 
 struct mokd_rack_groups {
@@ -37,7 +39,13 @@ struct mokd_rack_groups {
 
 /* rack_groups.c */
 struct mokd_group *mokd_rack_find_group(const struct mokd_server *server, uint32_t id);
-void mokd_rack_send(void *cookie, uint32_t node, const Mok__GroupMessage *message);
+
+/* rack_outbox.c */
+void mokd_rack_send(void *cookie, uint32_t node, const Mok__GroupMessage *message); /* as group_ops.send */
+void mokd_rack_outbox_flush(struct mokd_rack_groups *groups, uint32_t node);        /* there is room again */
+void mokd_rack_outbox_clear(struct mokd_rack_groups *groups, uint32_t node);
+/* Nodes that miss a message are lost, on both sides; nothing has gone to them since. Not from within group_node. */
+void mokd_rack_outbox_close_gaps(struct mokd_rack_groups *groups);
 
 /* rack_reach.c: as group_ops.unreached and .apart */
 void mokd_rack_unreached(const struct mokd_server *server, const char *name, char *ret, size_t size);

@@ -85,10 +85,12 @@ static int find_node(const struct mokd_server *server, const char *name, struct 
         return mokd_error_set(error, -MOK_ENOENT, "on = %.63s: the inventory of this mokd has no such node",
                               mok_name_is_valid(name) ? name : "(no name)");
     if (ret->state != RACK_UP && ret->state != RACK_SUSPECT)
-        return mokd_error_set(error, -MOK_EPEER, "node %s is %s: %.200s", name, rack_state_text(ret->state), ret->error);
+        return mokd_error_set(error, -MOK_EPEER, "node %s is %s: %.200s", name, rack_state_text(ret->state),
+                              ret->error);
     if (ret->protocol < RACK_PROTOCOL_SHARED)
         return mokd_error_set(error, -MOK_ENOTSUP,
-                              "node %s speaks version %u of the rack's protocol, which carries no orders: ask its own mokd",
+                              "node %s speaks version %u of the rack's protocol, which carries no orders: "
+                              "ask its own mokd",
                               name, ret->protocol);
     return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an administrator asks of another node's devices: carried there by the mesh, and the answer back. That he is one is
- * settled on his own node; whoever has a node's key may order what that node may.
+ * What an administrator asks of another node's devices: carried there by the mesh, and the answer back. That he is one
+ * is settled on his own node; whoever has a node's key may order what that node may.
  */
 #ifndef MOKD_RACK_ORDERS_H
 #define MOKD_RACK_ORDERS_H

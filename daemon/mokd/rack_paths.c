@@ -17,14 +17,11 @@
 
 void mokd_rack_look_at_groups(struct mokd_rack_groups *groups)
 {
-    struct mokd_group *group, *next;
     uint64_t now_ms = mokd_rack_now_ms();
 
-    for (group = TAILQ_FIRST(&groups->server->groups); group; group = next) {
-        next = TAILQ_NEXT(group, link);
+    for (struct mokd_group *group = NULL; (group = mokd_group_walk(groups->server, group));)
         if (group->span)
             mokd_span_look(group, now_ms);
-    }
 }
 
 static void link_up(void *cookie, uint32_t node)
@@ -39,11 +36,9 @@ static void link_up(void *cookie, uint32_t node)
 /* Before the mesh knows of it, or at the same time. */
 static void end_groups_of(struct mokd_rack_groups *groups, uint32_t node, const char *reason)
 {
-    struct mokd_group *group, *next;
     char text[2 * RACK_MAX_TEXT];
 
-    for (group = TAILQ_FIRST(&groups->server->groups); group; group = next) {
-        next = TAILQ_NEXT(group, link);
+    for (struct mokd_group *group = NULL; (group = mokd_group_walk(groups->server, group));) {
         for (uint32_t rank = 0; group->span && rank < group->size; rank++) {
             if (group->span->roster->rank[rank].node != node)
                 continue;

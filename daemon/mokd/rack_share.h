@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Users over the rack: each node tells the others what its users have and have used, and counts what they have elsewhere
- * against the limits and shares that it gives them here. A node that is not up counts for nothing. What two nodes admit
- * between two reports, neither knows of the other: a limit may be passed by that much, and holds again from then on.
+ * Users over the rack: each node tells the others what its users have and have used, and counts what they have
+ * elsewhere against the limits and shares that it gives them here. A node that is not up counts for nothing. What two
+ * nodes admit between two reports, neither knows of the other: a limit may be passed by that much, and holds again from
+ * then on.
  */
 #ifndef MOKD_RACK_SHARE_H
 #define MOKD_RACK_SHARE_H

@@ -53,11 +53,12 @@ static bool same_devices(const struct mokd_config *a, const struct mokd_config *
 static bool same_daemon(const struct mokd_config *a, const struct mokd_config *b)
 {
     return strcmp(a->socket, b->socket) == 0 && strcmp(a->worker, b->worker) == 0 && a->socket_mode == b->socket_mode &&
-           a->poll_us == b->poll_us && a->resume_timeout == b->resume_timeout && strcmp(a->admin_socket, b->admin_socket) == 0 &&
-           a->admin_socket_mode == b->admin_socket_mode && a->start_timeout == b->start_timeout &&
-           a->worker_timeout == b->worker_timeout && a->device_failure == b->device_failure && a->sharing == b->sharing &&
-           strcmp(a->mps_pipe, b->mps_pipe) == 0 && a->mps == b->mps && strcmp(a->metrics_listen, b->metrics_listen) == 0 &&
-           a->metrics_mode == b->metrics_mode;
+           a->poll_us == b->poll_us && a->resume_timeout == b->resume_timeout &&
+           strcmp(a->admin_socket, b->admin_socket) == 0 && a->admin_socket_mode == b->admin_socket_mode &&
+           a->start_timeout == b->start_timeout && a->worker_timeout == b->worker_timeout &&
+           a->device_failure == b->device_failure && a->sharing == b->sharing &&
+           strcmp(a->mps_pipe, b->mps_pipe) == 0 && a->mps == b->mps &&
+           strcmp(a->metrics_listen, b->metrics_listen) == 0 && a->metrics_mode == b->metrics_mode;
 }
 
 /* Bits of devices are by place: with other devices in the file they would mean others than those that run. */

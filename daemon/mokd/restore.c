@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Brings a group of the mokd before back: once all ranks want it again, their workers are told of the group, map every
- * copy of its symmetric buffers, and get its layers with workspaces of their own and their bindings. Step by step, since
- * each may carry many descriptors; what goes wrong fails the group, as a worker's death does.
+ * copy of its symmetric buffers, and get its layers with workspaces of their own and their bindings. Step by step,
+ * since each may carry many descriptors; what goes wrong fails the group, as a worker's death does.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -116,8 +116,8 @@ static int check_contexts(const struct restore *r, struct mokd_error *error)
     if (plan->context_full_bytes <= r->full_bytes && plan->context_recompute_bytes <= r->recompute_bytes)
         return 0;
     return mokd_error_set(error, -MOK_ESIZE,
-                          "layer %u: this mokd needs contexts of %" PRIu64 " and %" PRIu64 " bytes, the one before needed "
-                          "%" PRIu64 " and %" PRIu64,
+                          "layer %u: this mokd needs contexts of %" PRIu64 " and %" PRIu64 " bytes, "
+                          "the one before needed %" PRIu64 " and %" PRIu64,
                           r->layer->id, plan->context_full_bytes, plan->context_recompute_bytes, r->full_bytes,
                           r->recompute_bytes);
 }

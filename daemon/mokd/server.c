@@ -157,8 +157,8 @@ static void stop_workers(struct mokd_server *server)
 }
 
 /*
- * The next mokd goes on with the sessions. Clients are told first, all of them before any worker, so that whoever sees an
- * operation end knows that mokd has gone; then workers end what they have; then we forget, and what is kept stays.
+ * The next mokd goes on with the sessions. Clients are told first, all of them before any worker, so that whoever sees
+ * an operation end knows that mokd has gone; then workers end what they have; then we forget, and what is kept stays.
  */
 static void suspend(struct mokd_server *server)
 {
@@ -264,7 +264,8 @@ static void check_memory(const struct mokd_server *server)
     if (bound > 0 && promised > bound)
         mok_log(MOK_LOG_WARNING, "server", "devices promise more memory than there is: the kernel will end processes",
                 "promised=%" PRIu64 " bound=%" PRIu64 " remedy=\"%s\"", promised, bound,
-                limited ? "raise MemoryMax of the unit, or lower memory of the devices" : "lower memory of the devices");
+                limited ? "raise MemoryMax of the unit, or lower memory of the devices"
+                        : "lower memory of the devices");
 }
 
 /* A limit that will be missed later, in a driver or in somebody's request, is named now. */

@@ -88,8 +88,8 @@ void mokd_session_totals(const struct mokd_session *session, Mok__StateSession *
 void mokd_session_resume_totals(struct mokd_session *session, const Mok__StateSession *from);
 
 /*
- * Takes over a connected socket; `admin`: it came through the administrator's door. A negative return: it was closed, and
- * its client told why.
+ * Takes over a connected socket; `admin`: it came through the administrator's door. A negative return: it was closed,
+ * and its client told why.
  */
 int mokd_session_accept(struct mokd_server *server, int fd, bool admin);
 

@@ -10,6 +10,9 @@
 #define LINK_MS 5000u
 /* Handles that other nodes may hand in for one group. */
 #define MAX_FOREIGN 65536u
+/* Aborts that are kept for one group: more than it can have calls under way here. What a lead says beyond is made up.
+ */
+#define MAX_ABORTED 1024u
 
 /* ------------------------------------------------------------------ the object */
 
@@ -39,6 +42,13 @@ void mokd_span_forget_foreign(struct mokd_group *group, struct mokd_foreign *for
     foreign_free(group->span, foreign);
 }
 
+static void aborted_free(struct mokd_span *span, struct mokd_aborted *aborted)
+{
+    TAILQ_REMOVE(&span->aborted, aborted, link);
+    span->n_aborted--;
+    free(aborted);
+}
+
 void mokd_span_free(struct mokd_span *span)
 {
     struct mokd_foreign *foreign;
@@ -48,10 +58,8 @@ void mokd_span_free(struct mokd_span *span)
         return;
     while ((foreign = TAILQ_FIRST(&span->foreign)))
         foreign_free(span, foreign);
-    while ((aborted = TAILQ_FIRST(&span->aborted))) {
-        TAILQ_REMOVE(&span->aborted, aborted, link);
-        free(aborted);
-    }
+    while ((aborted = TAILQ_FIRST(&span->aborted)))
+        aborted_free(span, aborted);
     free(span);
 }
 
@@ -91,6 +99,19 @@ static struct mokd_aborted *find_aborted(const struct mokd_span *span, uint64_t 
     return NULL;
 }
 
+static void keep_aborted(struct mokd_span *span, uint64_t index, const struct mokd_error *error)
+{
+    struct mokd_aborted *aborted =
+        span->n_aborted < MAX_ABORTED && !find_aborted(span, index) ? calloc(1, sizeof(*aborted)) : NULL;
+
+    if (!aborted)
+        return;
+    aborted->index = index;
+    aborted->error = *error;
+    TAILQ_INSERT_TAIL(&span->aborted, aborted, link);
+    span->n_aborted++;
+}
+
 /* False: no memory, and `done` has been told. */
 static bool begin_wait(struct mokd_group *group, const struct mokd_wait *what)
 {
@@ -108,7 +129,9 @@ static bool begin_wait(struct mokd_group *group, const struct mokd_wait *what)
     return true;
 }
 
-/* Whether the call is over before it was prepared here: somebody else could not. It stays so until that is asked for. */
+/*
+ * Whether the call is over before it was prepared here: somebody else could not. It stays so until that is asked for.
+ */
 static bool is_over(const struct mokd_group *group, uint64_t index, struct mokd_error *error)
 {
     const struct mokd_aborted *aborted = group->span ? find_aborted(group->span, index) : NULL;
@@ -360,8 +383,8 @@ void mokd_span_handle(struct mokd_group *group, const struct mokd_foreign *what)
     struct mokd_span *span = group->span;
     struct mokd_wait *wait, *next;
 
-    if (what->rank >= group->size || is_settled(span, what->object) || find_foreign(group, what->kind, what->object, what->rank) ||
-        span->n_foreign >= MAX_FOREIGN)
+    if (what->rank >= group->size || is_settled(span, what->object) ||
+        find_foreign(group, what->kind, what->object, what->rank) || span->n_foreign >= MAX_FOREIGN)
         return;
     struct mokd_foreign *foreign = malloc(sizeof(*foreign));
     if (!foreign)
@@ -426,8 +449,7 @@ void mokd_span_prepared(struct mokd_group *group, uint64_t index, const struct m
     struct mokd_aborted *aborted = find_aborted(group->span, index);
     if (aborted) {
         failure = aborted->error;
-        TAILQ_REMOVE(&group->span->aborted, aborted, link);
-        free(aborted);
+        aborted_free(group->span, aborted);
         done(cookie, &failure);
         return;
     }
@@ -451,8 +473,8 @@ static struct mokd_wait *find_wait(const struct mokd_span *span, uint64_t index)
 }
 
 /*
- * An abort may come while the call is still prepared here. It is kept for whoever asks for the verdict, and ends the wait
- * for what a node that gave up does not hand over any more.
+ * An abort may come while the call is still prepared here. It is kept for whoever asks for the verdict, and ends the
+ * wait for what a node that gave up does not hand over any more.
  */
 void mokd_span_verdict(struct mokd_group *group, uint64_t index, const struct mokd_error *error)
 {
@@ -462,12 +484,9 @@ void mokd_span_verdict(struct mokd_group *group, uint64_t index, const struct mo
         end_wait(group->span, wait, error);
         return;
     }
-    struct mokd_aborted *aborted = error->code < 0 ? calloc(1, sizeof(*aborted)) : NULL;
-    if (!aborted)
+    if (error->code >= 0)
         return;
-    aborted->index = index;
-    aborted->error = *error;
-    TAILQ_INSERT_TAIL(&group->span->aborted, aborted, link);
+    keep_aborted(group->span, index, error);
     if (wait)
         end_wait(group->span, wait, error);
 }

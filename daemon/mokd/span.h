@@ -14,7 +14,10 @@
 #include "rack/group_node.h"
 #include "storage.h"
 
-/* How memory is found: by a descriptor on this host, by a fabric handle on another one of the link domain; often by both. */
+/*
+ * How memory is found: by a descriptor on this host, by a fabric handle on another one of the link domain; often by
+ * both.
+ */
 struct mokd_handle {
     int fd;                /* -1: none */
     const uint8_t *fabric; /* MOKD_FABRIC_BYTES; NULL: none */
@@ -60,7 +63,7 @@ struct mokd_span {
     TAILQ_HEAD(, mokd_wait) waits;
     TAILQ_HEAD(, mokd_foreign) foreign;
     TAILQ_HEAD(, mokd_aborted) aborted;
-    size_t n_foreign;
+    size_t n_foreign, n_aborted;
     uint32_t over[MOKD_SPAN_OVER]; /* objects that were settled last: what comes of them now is late */
     uint32_t n_over;               /* so many ever */
 };
@@ -79,7 +82,10 @@ typedef void (*mokd_span_done)(void *cookie, const struct mokd_error *error);
 /* Whether the ranks are on several hosts: known once the bells have been exchanged. */
 bool mokd_span_is_across(const struct mokd_group *group);
 
-/* There is a way for memory to every node of the group. Waits here and below end with the error of a call that is aborted meanwhile. */
+/*
+ * There is a way for memory to every node of the group. Waits here and below end with the error of a call that is
+ * aborted meanwhile.
+ */
 void mokd_span_reach(struct mokd_group *group, uint64_t index, mokd_span_done done, void *cookie);
 /*
  * Hands own[r] of every rank r of this node to the other nodes (flags: own[0] alone, if rank 0 is here) and waits for

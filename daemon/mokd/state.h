@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this mokd leaves to the next: sessions with their buffers, and the groups and layers whose ranks are all of them.
- * Written before any reply that tells of a change, so that nothing a client knows can be missing. Workers, queues,
- * operations and workspaces are not in it: they begin anew.
+ * What this mokd leaves to the next: sessions with their buffers, and the groups and layers whose ranks are all of
+ * them. Written before any reply that tells of a change, so that nothing a client knows can be missing. Workers,
+ * queues, operations and workspaces are not in it: they begin anew.
  */
 #ifndef MOKD_STATE_H
 #define MOKD_STATE_H
@@ -16,9 +16,9 @@ struct mokd_session;
 struct mokd_state;
 
 /*
- * Begins to keep state where there is a store and the configuration wants it; reads what the mokd before left, if it did.
- * What cannot be used is said and dropped. Waits for the workers of that mokd, so that nobody writes to its buffers any
- * more. Never fails the start but for -MOK_ENOMEM.
+ * Begins to keep state where there is a store and the configuration wants it; reads what the mokd before left, if it
+ * did. What cannot be used is said and dropped. Waits for the workers of that mokd, so that nobody writes to its
+ * buffers any more. Never fails the start but for -MOK_ENOMEM.
  */
 int mokd_state_open(struct mokd_server *server);
 /* Makes sessions, buffers, groups and layers of what was read; the devices are there, their workers are not. */

@@ -93,7 +93,9 @@ static bool read_all(int fd, void *bytes, size_t size, off_t at)
 /* The header last: until then the place holds what its checksum denies, or the blob before the last. */
 int mokd_state_file_write(int fd, uint64_t sequence, const void *bytes, size_t size)
 {
-    struct header header = { .magic = MAGIC, .format = MOKD_STATE_FORMAT, .size = (uint32_t)size, .sequence = sequence };
+    struct header header = {
+        .magic = MAGIC, .format = MOKD_STATE_FORMAT, .size = (uint32_t)size, .sequence = sequence
+    };
 
     if (size > MOKD_STATE_MAX_BYTES)
         return -MOK_ESIZE;

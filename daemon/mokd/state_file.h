@@ -24,8 +24,8 @@ int mokd_state_file_write(int fd, uint64_t sequence, const void *bytes, size_t s
 /* Nothing in the file is to be believed any more. */
 void mokd_state_file_spoil(int fd);
 /*
- * The newest whole blob, to be freed, and its sequence number. -MOK_ENOENT: nothing was ever written; -MOK_EPROTO: what is
- * there is not such a file, or damaged; -MOK_EVERSION: of another format; -MOK_ENOMEM. With the sentence.
+ * The newest whole blob, to be freed, and its sequence number. -MOK_ENOENT: nothing was ever written; -MOK_EPROTO: what
+ * is there is not such a file, or damaged; -MOK_EVERSION: of another format; -MOK_ENOMEM. With the sentence.
  */
 int mokd_state_file_read(int fd, void **ret_bytes, size_t *ret_size, uint64_t *ret_sequence, struct mokd_error *error);
 

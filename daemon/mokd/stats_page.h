@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The page that a device's workers count on (stats.h), as mokd sees it: made once a device, read-only for us, and handed to
- * each worker in turn, so that counters never fall while mokd lives. What a worker wrote is never trusted as an index.
+ * The page that a device's workers count on (stats.h), as mokd sees it: made once a device, read-only for us, and
+ * handed to each worker in turn, so that counters never fall while mokd lives. What a worker wrote is never trusted as
+ * an index.
  */
 #ifndef MOKD_STATS_PAGE_H
 #define MOKD_STATS_PAGE_H

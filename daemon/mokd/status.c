@@ -143,14 +143,7 @@ static void fill_job(struct mokd_session *session, Mok__JobInfo *ret)
     ret->away = session->state == MOKD_SESSION_AWAY;
 }
 
-struct group_info {
-    Mok__GroupInfo info;
-    uint64_t session[MOK_MAX_EP];
-    uint32_t device[MOK_MAX_EP];
-    char *node[MOK_MAX_EP];
-};
-
-static void finish_group(struct group_info *ret)
+static void finish_group(struct mokd_group_info *ret)
 {
     ret->info.node = ret->node;
     ret->info.n_session = ret->info.n_device = ret->info.size;
@@ -159,7 +152,8 @@ static void finish_group(struct group_info *ret)
 }
 
 /* Of ranks that meet here: who has come, from whatever node. */
-static void fill_ranks(const struct group_node *node, const struct group_gathering *gathering, struct group_info *ret)
+static void fill_ranks(const struct group_node *node, const struct group_gathering *gathering,
+                       struct mokd_group_info *ret)
 {
     uint32_t from;
 
@@ -173,7 +167,7 @@ static void fill_ranks(const struct group_node *node, const struct group_gatheri
     }
 }
 
-static void fill_home(const struct mokd_group *group, struct group_info *ret)
+static void fill_home(const struct mokd_group *group, struct mokd_group_info *ret)
 {
     const struct group_node *node = mokd_rack_node(group->server);
     struct group_gathering gathering;
@@ -188,7 +182,7 @@ static void fill_home(const struct mokd_group *group, struct group_info *ret)
 
 /* One whose ranks meet here, and none is ours. */
 static void fill_gathering(const struct group_node *node, const struct group_gathering *gathering,
-                           struct group_info *ret)
+                           struct mokd_group_info *ret)
 {
     ret->info = (Mok__GroupInfo)MOK__GROUP_INFO__INIT;
     ret->info.name = (char *)gathering->name;
@@ -200,7 +194,7 @@ static void fill_gathering(const struct group_node *node, const struct group_gat
     finish_group(ret);
 }
 
-static void fill_group(const struct mokd_group *group, struct group_info *ret)
+static void fill_group(const struct mokd_group *group, struct mokd_group_info *ret)
 {
     const struct mokd_layer *layer;
 
@@ -234,6 +228,37 @@ static void fill_group(const struct mokd_group *group, struct group_info *ret)
     finish_group(ret);
 }
 
+static bool has_forming(const struct mokd_server *server, uint32_t uid, const char *name)
+{
+    const struct mokd_group *group;
+
+    TAILQ_FOREACH(group, &server->groups, link)
+        if (group->state == MOKD_GROUP_FORMING && group->uid == uid && strcmp(group->name, name) == 0)
+            return true;
+    return false;
+}
+
+bool mokd_status_next_group(const struct mokd_server *server, struct mokd_group_look *look, struct mokd_group_info *ret)
+{
+    const struct group_node *node = mokd_rack_node(server);
+
+    if (!look->past_ours) {
+        look->group = look->group ? TAILQ_NEXT(look->group, link) : TAILQ_FIRST(&server->groups);
+        look->past_ours = !look->group;
+    }
+    if (look->group) {
+        fill_group(look->group, ret);
+        return true;
+    }
+    while (node && group_gathering_next(node, &look->gathering)) {
+        if (has_forming(server, look->gathering.uid, look->gathering.name))
+            continue;
+        fill_gathering(node, &look->gathering, ret);
+        return true;
+    }
+    return false;
+}
+
 /* ------------------------------------------------------------------ the whole */
 
 /* The lists of one status, and the memory behind them. */
@@ -241,7 +266,7 @@ struct status {
     Mok__StatusReply body;
     Mok__DeviceInfo devices[MOK_MAX_DEVICES], *device_pointers[MOK_MAX_DEVICES];
     Mok__JobInfo *jobs, **job_pointers;
-    struct group_info *groups;
+    struct mokd_group_info *groups;
     Mok__GroupInfo **group_pointers;
     struct mokd_layer_info *layers;
     Mok__LayerInfo **layer_pointers;
@@ -288,32 +313,12 @@ static void take_group(struct status *status)
         status->body.omitted++;
 }
 
-static bool has_forming(const struct mokd_server *server, uint32_t uid, const char *name)
-{
-    const struct mokd_group *group;
-
-    TAILQ_FOREACH(group, &server->groups, link)
-        if (group->state == MOKD_GROUP_FORMING && group->uid == uid && strcmp(group->name, name) == 0)
-            return true;
-    return false;
-}
-
 static void add_groups(const struct mokd_server *server, struct status *status)
 {
-    const struct group_node *node = mokd_rack_node(server);
-    struct group_gathering gathering = { 0 };
-    const struct mokd_group *group;
+    struct mokd_group_look look = { 0 };
 
-    TAILQ_FOREACH(group, &server->groups, link) {
-        fill_group(group, &status->groups[status->body.n_group]);
+    while (mokd_status_next_group(server, &look, &status->groups[status->body.n_group]))
         take_group(status);
-    }
-    while (node && group_gathering_next(node, &gathering)) {
-        if (has_forming(server, gathering.uid, gathering.name))
-            continue;
-        fill_gathering(node, &gathering, &status->groups[status->body.n_group]);
-        take_group(status);
-    }
     status->body.group = status->group_pointers;
 }
 
@@ -397,7 +402,7 @@ void mokd_status_query(struct mokd_session *session, uint64_t id)
     _cleanup_free_ struct status *status = calloc(1, sizeof(*status));
     _cleanup_free_ Mok__JobInfo *jobs = calloc(n_sessions, sizeof(*jobs));
     _cleanup_free_ Mok__JobInfo **job_pointers = calloc(n_sessions, sizeof(*job_pointers));
-    _cleanup_free_ struct group_info *groups = calloc(n_groups, sizeof(*groups));
+    _cleanup_free_ struct mokd_group_info *groups = calloc(n_groups, sizeof(*groups));
     _cleanup_free_ Mok__GroupInfo **group_pointers = calloc(n_groups, sizeof(*group_pointers));
     _cleanup_free_ struct mokd_layer_info *layers = calloc(n_parts, sizeof(*layers));
     _cleanup_free_ Mok__LayerInfo **layer_pointers = calloc(n_parts, sizeof(*layer_pointers));

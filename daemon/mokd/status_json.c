@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The status page's data. Sums since mokd started, from which the page makes rates and quantiles of the time between
- * two looks; whole numbers, all well below 2^53. What is long is cut: layers at LAYERS_SHOWN, sessions at
- * SESSIONS_SHOWN.
+ * two looks; whole numbers, all well below 2^53. What is long is cut: layers at LAYERS_SHOWN, and so on.
  */
 #include "metrics.h"
 
@@ -19,9 +18,11 @@
 #include "mok/ring_abi.h"
 #include "names.h"
 #include "recent.h"
+#include "status.h"
 
 #define LAYERS_SHOWN 64u
 #define SESSIONS_SHOWN 256u
+#define GROUPS_SHOWN 256u
 
 /* ------------------------------------------------------------------ writing */
 
@@ -214,23 +215,22 @@ static void put_sessions(FILE *out, const struct mokd_server *server)
 
 static void put_groups(FILE *out, const struct mokd_server *server)
 {
-    const struct mokd_group *group;
-    unsigned shown = 0;
+    struct mokd_group_look look = { 0 };
+    struct mokd_group_info group;
 
     put_name(out, "groups");
     fputc('[', out);
-    TAILQ_FOREACH(group, &server->groups, link) {
-        if (shown == SESSIONS_SHOWN)
-            break;
-        if (shown++)
+    for (unsigned shown = 0; shown < GROUPS_SHOWN && mokd_status_next_group(server, &look, &group); shown++) {
+        if (shown)
             fputc(',', out);
-        put_whole(out, "{group", group->id);
-        put_text(out, "name", group->name);
-        put_whole(out, "uid", group->uid);
-        put_whole(out, "size", group->size);
-        put_whole(out, "joined", group->joined);
-        put_text(out, "state", mokd_group_state_text(group->state));
-        put_text(out, "error", group->failure);
+        put_whole(out, "{group", group.info.group);
+        put_text(out, "name", group.info.name);
+        put_whole(out, "uid", group.info.uid);
+        put_whole(out, "size", group.info.size);
+        put_whole(out, "joined", group.info.joined);
+        put_text(out, "state", group.info.state);
+        put_text(out, "home", group.info.home);
+        put_text(out, "error", group.info.error);
         fputc('}', out);
     }
     fputc(']', out);

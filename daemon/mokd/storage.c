@@ -47,11 +47,12 @@ static uint64_t taken_bytes(const struct mokd_device *device, uint64_t bytes)
     return (bytes + CUDA_GRANULE - 1) / CUDA_GRANULE * CUDA_GRANULE;
 }
 
-int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
-                        struct mokd_error *error)
+int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes,
+                        struct mokd_storage **ret, struct mokd_error *error)
 {
     /* what the mokd before left may be more than the configuration gives now */
-    uint64_t device_left = device->config->memory > device->memory_used ? device->config->memory - device->memory_used : 0;
+    uint64_t device_left =
+        device->config->memory > device->memory_used ? device->config->memory - device->memory_used : 0;
     uint64_t taken = taken_bytes(device, bytes);
     struct mokd_user *user = session->user;
 
@@ -86,8 +87,8 @@ int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device
     return 0;
 }
 
-struct mokd_storage *mokd_storage_adopt(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, int fd,
-                                        uint64_t number)
+struct mokd_storage *mokd_storage_adopt(struct mokd_session *session, struct mokd_device *device, uint64_t bytes,
+                                        int fd, uint64_t number)
 {
     struct mokd_storage *storage = calloc(1, sizeof(*storage));
     struct mokd_user *user = session->user;

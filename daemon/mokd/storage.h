@@ -27,9 +27,11 @@ struct mokd_storage {
     bool left_behind; /* mokd ends, and the next one has it: what is in it stays */
 };
 
-/* To the session's user: -MOK_EQUOTA (his bytes), -MOK_ENOMEM (the device's memory), -MOK_EDEVICE, with the sentence. */
-int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, struct mokd_storage **ret,
-                        struct mokd_error *error);
+/*
+ * To the session's user: -MOK_EQUOTA (his bytes), -MOK_ENOMEM (the device's memory), -MOK_EDEVICE, with the sentence.
+ */
+int mokd_storage_charge(struct mokd_session *session, struct mokd_device *device, uint64_t bytes,
+                        struct mokd_storage **ret, struct mokd_error *error);
 
 /*
  * Creates the memory of all `count` entries, then calls done(cookie, error) on the loop; error->code 0: all are there.
@@ -43,8 +45,8 @@ int mokd_storage_fill(struct mokd_storage *const *list, size_t count, mokd_stora
  * Memory that the mokd before has left: charged, whatever the limits say now, and taken over with its descriptor. NULL:
  * out of memory, and the descriptor is still the caller's.
  */
-struct mokd_storage *mokd_storage_adopt(struct mokd_session *session, struct mokd_device *device, uint64_t bytes, int fd,
-                                        uint64_t number);
+struct mokd_storage *mokd_storage_adopt(struct mokd_session *session, struct mokd_device *device, uint64_t bytes,
+                                        int fd, uint64_t number);
 /* Leaves it to the next mokd as well; -MOK_EFDS: it will not know it. */
 int mokd_storage_keep(struct mokd_storage *storage);
 

@@ -54,7 +54,8 @@ int mokd_threads_start(uv_loop_t *loop, struct mokd_error *error)
     long possible = count_possible(wanted, &hindrance);
     if (possible < wanted)
         return mokd_error_set(error, -MOK_ENOMEM,
-                              "mokd needs %ld threads of its own and can have %ld (%s): raise TasksMax of the unit, or ulimit -u",
+                              "mokd needs %ld threads of its own and can have %ld (%s): raise TasksMax of the unit, "
+                              "or ulimit -u",
                               wanted, possible, strerror(hindrance));
     uv_queue_work(loop, &first, do_nothing, NULL); /* fails only without a work function */
     return 0;

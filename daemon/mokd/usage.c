@@ -14,8 +14,10 @@
 /* Rows in memory: beyond, what is not in use any more is counted as job OTHER of its user and device. */
 #define MAX_ROWS 4096u
 #define OTHER "(other)"
-/* Names of jobs that a user has rows for in one step of the store: beyond, what he does is counted as job OTHER. Names are his to
- * make up, and every row is room in the file that others' rows have to make. */
+/*
+ * Names of jobs that a user has rows for in one step of the store: beyond, what he does is counted as job OTHER. Names
+ * are his to make up, and every row is room in the file that others' rows have to make.
+ */
 #define MAX_NAMES 64u
 #define MAX_NAMERS 256u
 #define ANSWER_BYTES (MOK_WIRE_MAX_BYTES - 4096u)

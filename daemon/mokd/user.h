@@ -51,8 +51,8 @@ struct mokd_user *mokd_user_hold(struct mokd_user *user);
 void mokd_user_unref(struct mokd_user *user); /* NULL is fine */
 
 /*
- * Whether he may be let in: where groups have limits, not before it is known which he is in; else once his name is known,
- * or has not come for a while.
+ * Whether he may be let in: where groups have limits, not before it is known which he is in; else once his name is
+ * known, or has not come for a while.
  */
 bool mokd_user_is_ready(const struct mokd_user *user);
 /* Root, the user that mokd runs as, and the members of the configuration's admin_group. */

@@ -370,8 +370,8 @@ const char *mokd_worker_mps_pipe(const struct mokd_config *config, const struct 
 
 /*
  * A worker sees no GPU but its own, so that no mistake of it reaches another; GPUs are numbered as the machine numbers
- * them. One that yields is placed below its clients, so that a kernel of theirs comes first where a block has made room.
- * NULL: no memory. Freed with environment_free.
+ * them. One that yields is placed below its clients, so that a kernel of theirs comes first where a block has made
+ * room. NULL: no memory. Freed with environment_free.
  */
 static char **environment_of(const struct mokd_config *config, const struct mokd_device_config *device)
 {

@@ -260,7 +260,7 @@ static void admit(struct group_node *node, struct group_meeting *meeting, uint32
         .join = message->join,
         .since_ms = node->now_ms,
         .timeout_ms = message->timeout_ms,
-        .deadline_ms = message->timeout_ms ? node->now_ms + message->timeout_ms : 0,
+        .deadline_ms = group_deadline(node, message->timeout_ms),
         .fabric = message->fabric,
         .tells_over = message->tells_over,
     };

@@ -9,6 +9,11 @@
 void group_send(struct group_node *node, uint32_t peer, const Mok__GroupMessage *message);
 /* The end of every entry point: delivers what the node has said to itself. */
 void group_turn(struct group_node *node);
+/* When a time-out that begins now is over; 0: never, which is what 0 asks for, and what nobody could live to see. */
+static inline uint64_t group_deadline(const struct group_node *node, uint64_t timeout_ms)
+{
+    return timeout_ms == 0 || timeout_ms > UINT64_MAX / 2 ? 0 : node->now_ms + timeout_ms;
+}
 /* A new id for what nodes have in common. */
 uint32_t group_next_id(struct group_node *node);
 /* -MOK_ENOENT */

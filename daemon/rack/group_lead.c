@@ -20,6 +20,11 @@
 
 enum call_state { CALL_GATHERING, CALL_REFUSED, CALL_PREPARING };
 
+/* Calls that were refused, of those that some rank has yet to come to, that are kept for the reason. */
+#define MAX_REFUSED 64u
+/* Calls of a group at a time. More are asked by nobody who waits for answers. */
+#define MAX_CALLS 2048u
+
 struct caller {
     bool called;
     uint64_t timeout_ms, deadline_ms; /* 0: none */
@@ -249,6 +254,21 @@ static const char *node_of(const void *cookie, uint32_t rank)
     return group_node_name(call->lead->node, call->lead->roster->rank[rank].node);
 }
 
+static void forget_oldest(struct group_lead *lead)
+{
+    struct call *call, *oldest = NULL;
+    unsigned count = 0;
+
+    TAILQ_FOREACH(call, &lead->calls, link) {
+        if (call->state != CALL_REFUSED)
+            continue;
+        count++;
+        oldest = oldest ? oldest : call;
+    }
+    if (count > MAX_REFUSED)
+        call_free(lead, oldest);
+}
+
 /* To each node with a rank that has called. */
 static void refuse(struct group_node *node, struct group_lead *lead, struct call *call)
 {
@@ -263,6 +283,28 @@ static void refuse(struct group_node *node, struct group_lead *lead, struct call
     }
     if (call->called == lead->roster->size)
         call_free(lead, call);
+    else
+        forget_oldest(lead);
+}
+
+/* Another rank has come to it, and it is over. */
+static bool is_forgotten(const struct group_lead *lead, uint64_t index)
+{
+    bool others_came = false;
+
+    for (uint32_t rank = 0; rank < lead->roster->size; rank++)
+        others_came |= lead->next[rank] > index;
+    return others_came && !find_call(lead, index);
+}
+
+static bool has_too_many_calls(const struct group_lead *lead)
+{
+    const struct call *call;
+    unsigned count = 0;
+
+    TAILQ_FOREACH(call, &lead->calls, link)
+        count++;
+    return count >= MAX_CALLS;
 }
 
 static void all_called(struct group_node *node, struct group_lead *lead, struct call *call)
@@ -316,7 +358,20 @@ void group_lead_call(struct group_node *node, uint32_t peer, const Mok__GroupCal
         return; /* of a group that is over, said twice, or by who has nothing to say */
     if (message->kind != GROUP_ALLOC && message->kind != GROUP_LAYER)
         return;
+    if (is_forgotten(lead, message->index)) {
+        struct group_error given_up;
+        group_error_set(&given_up, -MOK_ETIMEDOUT, message->rank,
+                        "group %s: other ranks gave this call of rank %u up long ago", lead->roster->name,
+                        message->rank);
+        lead->next[message->rank]++;
+        tell_verdict(node, lead, peer, message->index, &given_up);
+        return;
+    }
     struct call *call = find_call(lead, message->index);
+    if (!call && has_too_many_calls(lead)) {
+        broken(node, lead, "there are more calls than a group can have");
+        return;
+    }
     if (!call)
         call = call_new(lead, message->index);
     if (!call) {
@@ -327,7 +382,7 @@ void group_lead_call(struct group_node *node, uint32_t peer, const Mok__GroupCal
     struct caller *caller = &call->caller[message->rank];
     caller->called = true;
     caller->timeout_ms = message->timeout_ms;
-    caller->deadline_ms = message->timeout_ms ? node->now_ms + message->timeout_ms : 0;
+    caller->deadline_ms = group_deadline(node, message->timeout_ms);
     take_params(message, lead, &caller->params);
     call->called++;
     if (call->state == CALL_REFUSED) {

@@ -31,7 +31,7 @@ struct group_join {
     TAILQ_ENTRY(group_join) link;
     uint64_t id;
     uint32_t uid, size, rank, device, kind;
-    uint64_t session, timeout_ms, deadline_ms;
+    uint64_t session, timeout_ms, deadline_ms; /* 0: none */
     bool exclusive, fabric;
     char name[MOK_MAX_NAME + 1], user[MOK_MAX_NAME + 1], no_fabric[GROUP_REASON_MAX + 1];
     uint32_t home;
@@ -183,8 +183,7 @@ static void ask(struct group_node *node, struct group_join *join)
     body.fabric = join->fabric;
     body.no_fabric = join->no_fabric;
     body.tells_over = true;
-    body.timeout_ms = join->timeout_ms;
-    if (join->timeout_ms) /* what is left of it */
+    if (join->deadline_ms) /* what is left of it */
         body.timeout_ms = join->deadline_ms > node->now_ms ? join->deadline_ms - node->now_ms : 1;
     group_send(node, join->home, &message);
 }
@@ -206,7 +205,7 @@ int group_node_join(struct group_node *node, const struct group_joining *joining
     join->exclusive = joining->exclusive;
     join->fabric = joining->fabric;
     join->timeout_ms = joining->timeout_ms;
-    join->deadline_ms = now_ms + joining->timeout_ms;
+    join->deadline_ms = group_deadline(node, joining->timeout_ms);
     snprintf(join->name, sizeof(join->name), "%s", joining->name);
     snprintf(join->user, sizeof(join->user), "%s", joining->user);
     snprintf(join->no_fabric, sizeof(join->no_fabric), "%s", joining->no_fabric ? joining->no_fabric : "");
@@ -310,7 +309,7 @@ void group_member_tick(struct group_node *node)
         next = TAILQ_NEXT(join, link);
         if (join->given && join->given_ms + LEAD_GRACE_MS <= node->now_ms)
             ask(node, join);
-        if (join->given || !join->timeout_ms || join->deadline_ms + HOME_GRACE_MS > node->now_ms)
+        if (join->given || !join->deadline_ms || join->deadline_ms + HOME_GRACE_MS > node->now_ms)
             continue;
         group_error_set(&error, -MOK_ETIMEDOUT, join->rank,
                         "group %s: rank %u waited %" PRIu64

@@ -140,7 +140,9 @@ int rack_link_add(struct rack_link *link, uint32_t slot, uint32_t serial, const 
     return 0;
 }
 
-/* With the mutex held: drops what the thread has not taken yet of a peer, but for messages that `spared` is there for. */
+/*
+ * With the mutex held: drops what the thread has not taken yet of a peer, but for messages that `spared` is there for.
+ */
 static void purge(struct rack_link *link, uint32_t slot, struct rack_ops *spared)
 {
     struct rack_ops kept = { 0 };

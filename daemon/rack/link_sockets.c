@@ -308,7 +308,8 @@ static const char *take_event(struct rack_connection *connection, uint16_t event
         snprintf(text, RACK_MAX_TEXT, RACK_NOBODY_THERE "connection to %s", connection->endpoint);
         return text;
     case ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-        snprintf(text, RACK_MAX_TEXT, RACK_NOBODY_THERE "handshake with %s in %d ms: is it a mokd with the key of the inventory?",
+        snprintf(text, RACK_MAX_TEXT,
+                 RACK_NOBODY_THERE "handshake with %s in %d ms: is it a mokd with the key of the inventory?",
                  connection->endpoint, HANDSHAKE_MS);
         return text;
     case ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL:

@@ -91,7 +91,8 @@ static void follow(struct rack *rack, uint32_t index, enum rack_state before)
         memcpy(reason, peer->error, sizeof(reason));
     if (now == RACK_LOST || now == RACK_LEFT)
         rack_link_reset(rack->link, index);
-    mok_log(now == RACK_UP || now == RACK_LEFT ? MOK_LOG_NOTICE : MOK_LOG_WARNING, "rack", "a node has changed its state",
+    enum mok_log_level level = now == RACK_UP || now == RACK_LEFT ? MOK_LOG_NOTICE : MOK_LOG_WARNING;
+    mok_log(level, "rack", "a node has changed its state",
             "node=%s state=%s before=%s epoch=%" PRIu64 " reason=\"%s\"", peer->name, rack_state_text(now),
             rack_state_text(before), peer->epoch, mok_log_text(clean, sizeof(clean), reason));
     if (now != RACK_SUSPECT)
@@ -610,6 +611,15 @@ int rack_send(struct rack *rack, uint32_t node, Mok__RackFrame *frame, uint32_t 
     if (r == 0)
         rack_peer_sent(peer);
     return r;
+}
+
+void rack_lose(struct rack *rack, uint32_t node, const char *reason)
+{
+    if (!is_peer(rack, node))
+        return;
+    enum rack_state before = rack->slots[node].peer.state;
+    rack_peer_lose(&rack->slots[node].peer, reason);
+    follow(rack, node, before);
 }
 
 /* ------------------------------------------------------------------ looking */

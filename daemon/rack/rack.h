@@ -101,8 +101,9 @@ struct rack_handlers {
     /* A command of an UP (or SUSPECT) peer, or of this node itself. The frame is freed when this returns. */
     void (*message)(void *cookie, uint32_t node, const Mok__RackFrame *frame);
     /*
-     * The state of a peer has changed. `reason` is a sentence for LOST, LEFT and SUSPECT, else "". A peer that is removed
-     * from the inventory becomes LOST first (if it was up), then `removed` is called and its index may be used again.
+     * The state of a peer has changed. `reason` is a sentence for LOST, LEFT and SUSPECT, else "". A peer that is
+     * removed from the inventory becomes LOST first (if it was up), then `removed` is called and its index may be used
+     * again.
      */
     void (*state)(void *cookie, uint32_t node, enum rack_state before, enum rack_state now, const char *reason);
     void (*added)(void *cookie, uint32_t node);   /* by a reload */
@@ -124,8 +125,8 @@ int rack_start(uv_loop_t *loop, const struct rack_config *config, const uint8_t 
 /* Says goodbye to who is up, and nothing more to anybody. What others send is not looked at any more. NULL is fine. */
 void rack_leave(struct rack *rack);
 /*
- * No handler is called any more; the loop holds nothing of it once it has turned. After rack_leave this waits for goodbyes
- * that are still on their way, for RACK_GOODBYE_MS at most. NULL is fine.
+ * No handler is called any more; the loop holds nothing of it once it has turned. After rack_leave this waits for
+ * goodbyes that are still on their way, for RACK_GOODBYE_MS at most. NULL is fine.
  */
 void rack_stop(struct rack *rack);
 /*
@@ -140,6 +141,11 @@ int rack_reload(struct rack *rack, const struct rack_config *config, char *text)
  * much waits for it, see drained; -MOK_ESIZE; -MOK_ENOMEM.
  */
 int rack_send(struct rack *rack, uint32_t node, Mok__RackFrame *frame, uint32_t ttl_ms);
+/*
+ * Something for this node can never be sent: it is lost for that reason, if it is up, and so are we to it; soon both
+ * are up again with nothing under way. Tells `state` at once.
+ */
+void rack_lose(struct rack *rack, uint32_t node, const char *reason);
 
 /* Hash of what this node says of users and Unix groups; 0: nothing that holds over the rack. */
 void rack_set_tenants(struct rack *rack, uint64_t hash);

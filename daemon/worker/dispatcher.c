@@ -376,7 +376,9 @@ int dispatcher_start(const struct dispatcher_config *config, struct dispatcher *
 
     int r = open_descriptors(d, message);
     if (r >= 0) {
-        /* A GPU's notice would go through a thread of the driver, and hold up the next phase: it is looked at instead. */
+        /*
+         * A GPU's notice would go through a thread of the driver, and hold up the next phase: it is looked at instead.
+         */
         d->looks_at_engine = d->ops->kind == MOK_DEVICE_CUDA;
         engine.notify = d->looks_at_engine ? NULL : notify;
         engine.cookie = d;

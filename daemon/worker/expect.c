@@ -11,8 +11,8 @@
 #include "util.h"
 
 /*
- * After so long on the device: an operation that is over sooner leaves the driver's calls quick, and a stream that waits
- * makes it slower to start others' kernels.
+ * After so long on the device: an operation that is over sooner leaves the driver's calls quick, and a stream that
+ * waits makes it slower to start others' kernels.
  */
 #define LONG_NS 200000u
 #define EXPECT_NS 100000000u /* one that does not come is given up after so long: who is idle holds nothing */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weighted fair share of one device's time over classes of users, over the users of a class, then over the sessions of a
- * user. Pure arithmetic on virtual time: who used d ns moves ahead by d * SCALE / weight, and whoever is furthest behind
- * goes next. A class counts 16 times the one below: a saturated device gives the lower one 1/17 of its time, which is
- * what keeps it from starving, and a class that was idle goes first.
- * An account that was idle keeps at most `burst_ns` of unused time, so nobody saves up a device. Never reads a clock.
+ * Weighted fair share of one device's time over classes of users, over the users of a class, then over the sessions of
+ * a user. Pure arithmetic on virtual time: who used d ns moves ahead by d * SCALE / weight, and whoever is furthest
+ * behind goes next. A class counts 16 times the one below: a saturated device gives the lower one 1/17 of its time,
+ * which is what keeps it from starving, and a class that was idle goes first. An account that was idle keeps at most
+ * `burst_ns` of unused time, so nobody saves up a device. Never reads a clock.
  */
 #ifndef MOK_WORKER_FAIRNESS_H
 #define MOK_WORKER_FAIRNESS_H
@@ -66,9 +66,9 @@ bool fair_before(const struct fair_session *a, uint64_t a_order, const struct fa
 /* The session is the one that runs now. */
 void fair_pick(struct fair_share *share, struct fair_session *session);
 /*
- * A user used `device_ns` of devices elsewhere, which counts here as if it were of this one; but it never puts him further
- * ahead than `most_ns` at weight 1, so that others have caught up after that. Where nobody else wants the device it
- * costs him nothing.
+ * A user used `device_ns` of devices elsewhere, which counts here as if it were of this one; but it never puts him
+ * further ahead than `most_ns` at weight 1, so that others have caught up after that. Where nobody else wants the
+ * device it costs him nothing.
  */
 void fair_charge_elsewhere(struct fair_share *share, uint32_t uid, uint64_t device_ns, uint64_t most_ns);
 /* The same of a session's job, among the sessions of its user. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "flags_board.h"
+#include "names.h"
 #include "sync.h"
 #include "util.h"
 
@@ -321,8 +322,8 @@ static void queue_broken(struct dispatcher *d, struct worker_queue *queue)
     struct worker_report *report = &queue->broken;
 
     *report = (struct worker_report){ .kind = WORKER_REPORT_QUEUE_BROKEN, .id = queue->id, .code = -MOK_ESESSION };
-    snprintf(report->message.text, sizeof(report->message.text), "%s of queue %u is %" PRIu64 " apart, bound %" PRIu64,
-             fault->argument == MOK_ARG_SQ_TAIL ? "sq_tail" : "cq_head", queue->id, fault->value, fault->bound);
+    snprintf(report->message.text, sizeof(report->message.text), "%s is %" PRIu64 " apart, bound %" PRIu64,
+             mok_argument_text((int)fault->argument), fault->value, fault->bound);
     operations_drop_queue(d, queue, -MOK_ESESSION);
     mok_stats_add(&d->stats->broken_queues, 1);
     dispatcher_report(d, report);

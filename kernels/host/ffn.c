@@ -126,8 +126,8 @@ void mok_host_down(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, u
 }
 
 /*
- * One row's epilogue of u = d_out down: h again, d_a and d_b, and this tile's part of <u, h>. MXFP8 weight gradients take
- * the weighted h, which is quantised once, from the h that was not.
+ * One row's epilogue of u = d_out down: h again, d_a and d_b, and this tile's part of <u, h>. MXFP8 weight gradients
+ * take the weighted h, which is quantised once, from the h that was not.
  */
 static void d_hidden_row(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint32_t from,
                          uint32_t n, uint32_t tile, const float *u)
@@ -308,7 +308,8 @@ static void wgrad_down(struct mok_host_unit *unit, const struct mok_host_ffn *ff
 /*
  * Rows are added one after the other to the FP32 value so far, in the expert's canonical order: no cut into chunks,
  * minibatches or macrobatches changes a bit. A tile of MXFP8 weight gradients is whole in each: all of them begin at
- * multiples of MOK_HOST_TILE_ROWS, as an expert's first row does. BF16 gradients are read before the expert's first row and rounded behind its last.
+ * multiples of MOK_HOST_TILE_ROWS, as an expert's first row does. BF16 gradients are read before the expert's first row
+ * and rounded behind its last.
  */
 void mok_host_wgrad(struct mok_host_unit *unit, const struct mok_host_ffn *ffn, uint64_t row, uint64_t rows,
                     uint32_t tile)

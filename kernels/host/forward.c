@@ -2,8 +2,8 @@
 /*
  * MAIN of a forward: schedule, dispatch, gate and up with SwiGLU, down, combine; the shared expert first.
  *
- * A ring slot j (one minibatch) of turn i:  dispatch -> gate_up -> down -> combine, and the next turn's dispatch as soon
- * as gate_up has read the rows.
+ * A ring slot j (one minibatch) of turn i:  dispatch -> gate_up -> down -> combine, and the next turn's dispatch as
+ * soon as gate_up has read the rows.
  */
 #include "host.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The product for processors with AVX2 and FMA: tiles of 6 rows and one panel stay in 12 registers while k runs through a
- * block that keeps the panel in the first-level cache.
+ * The product for processors with AVX2 and FMA: tiles of 6 rows and one panel stay in 12 registers while k runs through
+ * a block that keeps the panel in the first-level cache.
  */
 #if defined(__x86_64__)
 

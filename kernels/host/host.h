@@ -3,8 +3,8 @@
  * The host engine's own header: its threads ("units"), how they share the tasks of a phase, and what a layer holds.
  *
  * A phase is two lists of task groups, one of transfers (comm) and one of products (compute), each in an order in
- * which no group needs a later one. Units take tasks from the head of a list when the groups it needs are complete, comm
- * units from the comm list first, the others from the compute list first. So one thread alone never waits, and a
+ * which no group needs a later one. Units take tasks from the head of a list when the groups it needs are complete,
+ * comm units from the comm list first, the others from the compute list first. So one thread alone never waits, and a
  * thread that waits, waits for tasks that have started.
  */
 #ifndef MOK_KERNELS_HOST_HOST_H
@@ -44,7 +44,10 @@ static inline struct mok_host_matrix mok_host_matrix_of(struct mok_host_rows row
     return (struct mok_host_matrix){ .data = rows.data, .scale = rows.scale, .columns = rows.columns };
 }
 
-/* Gradients of gate, up and down that lie in FP32 while an expert's rows are cut: by [3][H * I], NULL where they are not. */
+/*
+ * Gradients of gate, up and down that lie in FP32 while an expert's rows are cut: by [3][H * I], NULL where they are
+ * not.
+ */
 struct mok_host_sums {
     float *from, *to; /* of the rows before, for the rows behind */
 };
@@ -198,7 +201,9 @@ static inline uint64_t mok_host_turns(const struct mok_host_op *op, enum mok_hos
 
 /* pool.c */
 uint64_t mok_host_now_ns(void);
-/* Of a whole operation: begins the phase behind the one that has ended. With the lock held; false: that was the last. */
+/*
+ * Of a whole operation: begins the phase behind the one that has ended. With the lock held; false: that was the last.
+ */
 bool mok_host_next_phase(struct mok_engine *engine);
 
 int mok_host_pool_start(struct mok_engine *engine, struct mok_message *message);

@@ -27,7 +27,10 @@ static void load(float *ret, const struct mok_host_matrix *matrix, uint64_t row,
         mok_ops_widen(ret, bf16_at(matrix, row, column), columns);
 }
 
-/* Scales of the tiles that `rows` rows lie in, one for 32 columns each: the largest of their rows'. NaN keeps to its rows. */
+/*
+ * Scales of the tiles that `rows` rows lie in, one for 32 columns each: the largest of their rows'. NaN keeps to its
+ * rows.
+ */
 static void find_tile_scales(uint8_t *ret, const struct mok_host_matrix *matrix, uint64_t row, uint64_t rows,
                              uint64_t column, uint64_t columns)
 {

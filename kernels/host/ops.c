@@ -11,7 +11,10 @@
 #include "touch.h"
 #include "../swiglu.h"
 
-/* Resolvers of clones run before a sanitizer is up, and clang does not export what it clones: those take the plain code. */
+/*
+ * Resolvers of clones run before a sanitizer is up, and clang does not export what it clones: those take the plain
+ * code.
+ */
 #if defined(__x86_64__) && !defined(MOK_SANITIZED) && !defined(__clang__)
 #define CLONES __attribute__((target_clones("avx2", "default")))
 #else

@@ -213,7 +213,10 @@ static void run_tasks(struct mok_engine *engine, struct mok_host_unit *unit)
     pthread_cond_broadcast(&engine->moved);
 }
 
-/* The last unit to leave ends the phase; the next one of a whole operation begins at once. Called and returns with the lock held. */
+/*
+ * The last unit to leave ends the phase; the next one of a whole operation begins at once. Called and returns with the
+ * lock held.
+ */
 static void end_phase(struct mok_engine *engine)
 {
     struct mok_host_op *op = &engine->op;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a loop over elements reads and writes, said to ThreadSanitizer at once. Files that use it are compiled without its
- * calls for each element, which would take most of the tests' time there; no race is missed by that, as long as each
- * function says all that it touches. Nothing in any other build.
+ * What a loop over elements reads and writes, said to ThreadSanitizer at once. Files that use it are compiled without
+ * its calls for each element, which would take most of the tests' time there; no race is missed by that, as long as
+ * each function says all that it touches. Nothing in any other build.
  */
 #ifndef MOK_KERNELS_HOST_TOUCH_H
 #define MOK_KERNELS_HOST_TOUCH_H

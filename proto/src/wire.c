@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 
 #include "mok/types.h"
+#include "packed_text.h"
 #include "util.h"
 
 #ifndef SO_PEERPIDFD
@@ -196,7 +197,16 @@ int mok_wire_unpack_within(const ProtobufCMessageDescriptor *type, const void *b
 {
     struct budget budget = { .left = limit };
     ProtobufCAllocator allocator = { .alloc = budget_alloc, .free = budget_free, .allocator_data = &budget };
+    _cleanup_free_ uint8_t *mended = NULL;
 
+    if (memchr(bytes, 0, size)) {
+        mended = malloc(size);
+        if (!mended)
+            return -MOK_ENOMEM;
+        memcpy(mended, bytes, size);
+        mok_packed_text_mend(type, mended, size);
+        bytes = mended;
+    }
     ProtobufCMessage *message = protobuf_c_message_unpack(type, &allocator, size, bytes);
     if (!message)
         return budget.no_memory ? -MOK_ENOMEM : -MOK_EPROTO;

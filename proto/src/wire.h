@@ -76,7 +76,10 @@ int mok_wire_recv_lossy(int fd, const ProtobufCMessageDescriptor *type, Protobuf
                         struct mok_wire_fds *ret_fds);
 void mok_wire_free(ProtobufCMessage *message); /* NULL is fine */
 
-/* The part of receiving that has no socket. Fields that this version does not know are dropped. -MOK_EPROTO, -MOK_ENOMEM. */
+/*
+ * The part of receiving that has no socket. Fields that this version does not know are dropped, and a NUL inside a text
+ * is DEL, so that no text is taken for what stands before it. -MOK_EPROTO, -MOK_ENOMEM.
+ */
 int mok_wire_unpack(const ProtobufCMessageDescriptor *type, const void *bytes, size_t size,
                     ProtobufCMessage **ret_message);
 /* The same for bytes that came another way, of any size; unpacking may take `budget` bytes. */

@@ -14,13 +14,27 @@
 
 enum { TWO_SECONDS = 2000, LONG = 30000 };
 
-static const struct workload small = { .hidden = 64, .intermediate = 96, .experts = 4, .topk = 2, .ep = 2, .max_tokens = 64,
-                                      .context_mode = MOK_CONTEXT_FULL, .seed = 7 };
+static const struct workload small = { .hidden = 64,
+                                       .intermediate = 96,
+                                       .experts = 4,
+                                       .topk = 2,
+                                       .ep = 2,
+                                       .max_tokens = 64,
+                                       .context_mode = MOK_CONTEXT_FULL,
+                                       .seed = 7 };
 
-static struct actor_script script(const struct stack *stack, const char *group, uint32_t rank, enum actor_phase stop, int steps)
+static struct actor_script script(const struct stack *stack, const char *group, uint32_t rank, enum actor_phase stop,
+                                  int steps)
 {
-    return (struct actor_script){ .socket = stack->socket, .group = group, .problem = &small, .rank = rank, .device = rank,
-                                  .tokens = 64, .first_token = rank * 64, .stop_at = stop, .steps = steps };
+    return (struct actor_script){ .socket = stack->socket,
+                                  .group = group,
+                                  .problem = &small,
+                                  .rank = rank,
+                                  .device = rank,
+                                  .tokens = 64,
+                                  .first_token = rank * 64,
+                                  .stop_at = stop,
+                                  .steps = steps };
 }
 
 /* Two actors that step for as long as the test lasts: they must never notice anything. */
@@ -55,8 +69,8 @@ static void assert_usable(const struct stack *stack, const char *group)
 }
 
 /* What the survivor of a two-rank job gets when `victim` dies; returns the code, checks the two seconds. */
-static int survivor_code(const struct stack *stack, const char *group, struct actor *victim, enum actor_phase victim_phase,
-                         long delay_us)
+static int survivor_code(const struct stack *stack, const char *group, struct actor *victim,
+                         enum actor_phase victim_phase, long delay_us)
 {
     struct workload_rank rank;
     int code = workload_open(&rank, &small, 0, 64, 0, stack->socket, group, 0);

@@ -21,8 +21,14 @@
 
 enum { ROUNDS = 200, WARM = 20, LONG = 30000 };
 
-static const struct workload small = { .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .ep = 2, .max_tokens = 32,
-                                      .context_mode = MOK_CONTEXT_FULL, .seed = 3 };
+static const struct workload small = { .hidden = 64,
+                                       .intermediate = 64,
+                                       .experts = 4,
+                                       .topk = 2,
+                                       .ep = 2,
+                                       .max_tokens = 32,
+                                       .context_mode = MOK_CONTEXT_FULL,
+                                       .seed = 3 };
 
 struct census {
     int mokd_fds, worker_fds[2];
@@ -87,7 +93,9 @@ static struct census take_census(const struct stack *stack)
     return c;
 }
 
-/* round % 4: 0 both finish; 1 rank 1 killed while stepping; 2 rank 0 killed when joined; 3 both killed while stepping */
+/*
+ * round % 4: 0 both finish; 1 rank 1 killed while stepping; 2 rank 0 killed when joined; 3 both killed while stepping
+ */
 static void one_round(const struct stack *stack, int round)
 {
     struct actor actor[2];
@@ -154,8 +162,15 @@ enum { KILLS = 100, AT_ONCE = 8 };
 enum { KILLS = 1000, AT_ONCE = 8 };
 #endif
 
-static const struct workload alone = { .hidden = 64, .intermediate = 64, .experts = 4, .topk = 2, .ep = 1, .max_tokens = 32,
-                                      .context_mode = MOK_CONTEXT_NONE, .seed = 3, .forward_only = true };
+static const struct workload alone = { .hidden = 64,
+                                       .intermediate = 64,
+                                       .experts = 4,
+                                       .topk = 2,
+                                       .ep = 1,
+                                       .max_tokens = 32,
+                                       .context_mode = MOK_CONTEXT_NONE,
+                                       .seed = 3,
+                                       .forward_only = true };
 
 /* Gets as far as its number says, then is killed. */
 static void live_and_die(const struct stack *stack, int number)

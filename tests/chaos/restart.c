@@ -50,8 +50,8 @@ static void expect_store(const struct stack *stack, size_t count)
 }
 
 /*
- * At some moment no more than that: who looked on before may have been counted with his connection, and mokd opens a file
- * now and then.
+ * At some moment no more than that: who looked on before may have been counted with his connection, and mokd opens a
+ * file now and then.
  */
 static void expect_descriptors(const struct stack *stack, int count)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Any bytes as mokd's configuration: taken without a complaint and within bounds, or refused with at least one sentence,
- * each of a line that tells a terminal nothing to do.
+ * Any bytes as mokd's configuration: taken without a complaint and within bounds, or refused with at least one
+ * sentence, each of a line that tells a terminal nothing to do.
  */
 #include <stdio.h>
 #include <stdlib.h>

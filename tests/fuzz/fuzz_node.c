@@ -408,8 +408,8 @@ static void ask(struct world *w, struct input *in, uint32_t from)
 }
 
 /*
- * The words that bring a group of one rank here and one at "c" together, over the fabric or by a link. Which of them fit is
- * a matter of whose name's home it is; the others are refused.
+ * The words that bring a group of one rank here and one at "c" together, over the fabric or by a link. Which of them
+ * fit is a matter of whose name's home it is; the others are refused.
  */
 static void form(struct world *w, uint8_t how)
 {

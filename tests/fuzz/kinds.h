@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Messages of a kind that a byte chooses among all that there are, around any bytes: so that what is behind the envelopes
- * is reached without the luck of hitting their field numbers.
+ * Messages of a kind that a byte chooses among all that there are, around any bytes: so that what is behind the
+ * envelopes is reached without the luck of hitting their field numbers.
  */
 #ifndef MOK_FUZZ_KINDS_H
 #define MOK_FUZZ_KINDS_H

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mokctl bundle over a running mokd with a job: the archive has what a bug report needs, and none of the secrets that were
-# planted in configuration, log, unit, and in the tensors of the job.
+# mokctl bundle over a running mokd with a job: the archive has what a bug report needs, and none of the secrets that
+# were planted in configuration, log, unit, and in the tensors of the job.
 # usage: bundle.sh BUILD_DIR
 set -euo pipefail
 build=$1
@@ -51,7 +51,8 @@ pids+=($!)
 for _ in $(seq 400); do grep -q ready "$dir/job" && break; sleep 0.05; done
 grep -q ready "$dir/job" || fail "the job did not start"
 
-"$build/client/mokctl" bundle --out "$dir/b.tar.gz" --config "$dir/shown.conf" >"$dir/said" || fail "bundle: $(cat "$dir/said")"
+"$build/client/mokctl" bundle --out "$dir/b.tar.gz" --config "$dir/shown.conf" >"$dir/said" ||
+    fail "bundle: $(cat "$dir/said")"
 mkdir "$dir/x"
 tar -xzf "$dir/b.tar.gz" -C "$dir/x"
 [ "$(stat -c %a "$dir/b.tar.gz")" = 600 ] || fail "others may read the archive"

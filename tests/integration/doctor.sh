@@ -118,8 +118,8 @@ a_low_limit_of_mokd_is_a_failure() {
     says '-> LimitNOFILE='
 }
 
-# A driver that waits for a fabric for ever costs two seconds, and what is missing is said: by mokctl, and by mokd of a worker
-# that waits in it.
+# A driver that waits for a fabric for ever costs two seconds, and what is missing is said: by mokctl, and by mokd of a
+# worker that waits in it.
 report_6_a_fabric_that_is_not_up_is_named_and_waited_for_two_seconds_alone() {
     local begin end bad=warn
     if $has_cuda; then

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bad input through the public functions: a distinct code, a sentence with argument, value and bound, nothing else hurt. */
+/*
+ * Bad input through the public functions: a distinct code, a sentence with argument, value and bound, nothing else
+ * hurt.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,14 +18,21 @@
 
 static struct stack stack;
 static struct workload_rank rank;
-static const struct workload one = { .hidden = 64, .intermediate = 96, .experts = 4, .topk = 2, .ep = 1, .max_tokens = 32,
-                                    .context_mode = MOK_CONTEXT_FULL, .seed = 5 };
+static const struct workload one = { .hidden = 64,
+                                     .intermediate = 96,
+                                     .experts = 4,
+                                     .topk = 2,
+                                     .ep = 1,
+                                     .max_tokens = 32,
+                                     .context_mode = MOK_CONTEXT_FULL,
+                                     .seed = 5 };
 
 static int set_up(void **state)
 {
     (void)state;
     struct stack_options options = { .devices = 2, .extra = "[limits]\nbytes = 1G\nsessions = 8\n" };
-    return stack_start(&stack, &options) < 0 || workload_open(&rank, &one, 0, 32, 0, stack.socket, "input", 0) < 0 ? -1 : 0;
+    return stack_start(&stack, &options) < 0 || workload_open(&rank, &one, 0, 32, 0, stack.socket, "input", 0) < 0 ? -1
+                                                                                                                   : 0;
 }
 
 static int tear_down(void **state)
@@ -52,8 +62,13 @@ static void expect(int code, int wanted, const char *word)
 
 static mok_layer_options good_layer(void)
 {
-    return (mok_layer_options){ .size = sizeof(mok_layer_options), .hidden = 64, .intermediate = 96, .experts = 4, .topk = 2,
-                                .max_tokens = 32, .precision = MOK_BF16 };
+    return (mok_layer_options){ .size = sizeof(mok_layer_options),
+                                .hidden = 64,
+                                .intermediate = 96,
+                                .experts = 4,
+                                .topk = 2,
+                                .max_tokens = 32,
+                                .precision = MOK_BF16 };
 }
 
 static void layer_options_are_refused_with_the_option_and_its_bound(void **state)
@@ -102,8 +117,14 @@ static void forward_arguments_are_refused_by_name(void **state)
     mok_ticket ticket = 0;
     mok_view x = { .buffer = rank.x }, ids = { .buffer = rank.ids }, weight = { .buffer = rank.weight },
              out = { .buffer = rank.out }, context = { .buffer = rank.context };
-    const mok_forward_args good = { .size = sizeof(good), .tokens = 32, .context_mode = MOK_CONTEXT_FULL, .x = x, .ids = ids,
-                                    .topk_weight = weight, .out = out, .context = context };
+    const mok_forward_args good = { .size = sizeof(good),
+                                    .tokens = 32,
+                                    .context_mode = MOK_CONTEXT_FULL,
+                                    .x = x,
+                                    .ids = ids,
+                                    .topk_weight = weight,
+                                    .out = out,
+                                    .context = context };
     mok_forward_args a;
     struct {
         const char *word;

@@ -15,8 +15,15 @@
 
 enum { LONG = 60000 };
 
-static const struct workload base = { .hidden = 96, .intermediate = 64, .experts = 8, .topk = 3, .ep = 2, .max_tokens = 48,
-                                     .context_mode = MOK_CONTEXT_FULL, .seed = 11, .masked = 0.1f };
+static const struct workload base = { .hidden = 96,
+                                      .intermediate = 64,
+                                      .experts = 8,
+                                      .topk = 3,
+                                      .ep = 2,
+                                      .max_tokens = 48,
+                                      .context_mode = MOK_CONTEXT_FULL,
+                                      .seed = 11,
+                                      .masked = 0.1f };
 
 /* ---------------------------------------------------------------- ranks as threads */
 
@@ -172,8 +179,13 @@ struct flight_thread {
 static int second_layer(struct workload_rank *rank, mok_layer **ret)
 {
     const struct workload *p = rank->problem;
-    mok_layer_options lo = { .size = sizeof(lo), .hidden = p->hidden, .intermediate = p->intermediate, .experts = p->experts,
-                             .topk = p->topk, .max_tokens = p->max_tokens, .precision = MOK_BF16 };
+    mok_layer_options lo = { .size = sizeof(lo),
+                             .hidden = p->hidden,
+                             .intermediate = p->intermediate,
+                             .experts = p->experts,
+                             .topk = p->topk,
+                             .max_tokens = p->max_tokens,
+                             .precision = MOK_BF16 };
     mok_layer_params params = { .size = sizeof(params), .gate = { .buffer = rank->gate }, .up = { .buffer = rank->up },
                                 .down = { .buffer = rank->down } };
     int code = mok_layer_create(rank->group, &lo, 30000, ret);

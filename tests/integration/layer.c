@@ -105,8 +105,14 @@ static void run_stack(const struct stack *stack, const struct problem *p, const 
     for (uint32_t r = 0; r < ep; r++) {
         t[r] = (struct rank_thread){ .stack = stack, .problem = p, .result = result, .rank = r, .first = first,
                                      .tokens = tokens[r] };
-        t[r].workload = (struct workload){ .hidden = p->hidden, .intermediate = p->intermediate, .experts = p->experts,
-                                           .topk = p->topk, .ep = ep, .max_tokens = most, .context_mode = mode, .seed = 1,
+        t[r].workload = (struct workload){ .hidden = p->hidden,
+                                           .intermediate = p->intermediate,
+                                           .experts = p->experts,
+                                           .topk = p->topk,
+                                           .ep = ep,
+                                           .max_tokens = most,
+                                           .context_mode = mode,
+                                           .seed = 1,
                                            .bf16_gradients = bf16_gradients };
         first += tokens[r];
         pthread_create(&t[r].thread, NULL, run_rank, &t[r]);
@@ -133,7 +139,8 @@ static void assert_same_bits(const struct result *got, const struct result *firs
             fail_msg("%s at EP %u differs from EP 1", result_name[a], ep);
 }
 
-static void bf16_gradients_are_the_same_rounded(const struct stack *stack, const struct problem *p, const struct result *f32)
+static void bf16_gradients_are_the_same_rounded(const struct stack *stack, const struct problem *p,
+                                                const struct result *f32)
 {
     uint32_t tokens[2] = { p->tokens / 2, p->tokens - p->tokens / 2 };
     struct result got;
@@ -152,9 +159,22 @@ static void every_output_is_what_the_formulas_say_at_every_ep(void **state)
     (void)state;
     static const struct problem_options options[] = {
         { .hidden = 48, .intermediate = 80, .experts = 8, .topk = 2, .tokens = 61, .seed = 1 },
-        { .hidden = 112, .intermediate = 32, .experts = 4, .topk = 3, .tokens = 40, .routing = ROUTE_DUPLICATES, .masked = 0.3,
-          .weighting = WEIGHT_ZERO_NEGATIVE, .seed = 2 },
-        { .hidden = 16, .intermediate = 16, .experts = 12, .topk = 1, .tokens = 9, .routing = ROUTE_HOT_EXPERT, .seed = 3 },
+        { .hidden = 112,
+          .intermediate = 32,
+          .experts = 4,
+          .topk = 3,
+          .tokens = 40,
+          .routing = ROUTE_DUPLICATES,
+          .masked = 0.3,
+          .weighting = WEIGHT_ZERO_NEGATIVE,
+          .seed = 2 },
+        { .hidden = 16,
+          .intermediate = 16,
+          .experts = 12,
+          .topk = 1,
+          .tokens = 9,
+          .routing = ROUTE_HOT_EXPERT,
+          .seed = 3 },
     };
     struct stack stack;
     assert_int_equal(stack_start(&stack, &(struct stack_options){ .devices = 4 }), 0);

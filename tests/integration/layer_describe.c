@@ -112,7 +112,9 @@ static void expect_mokctl(const char *arguments, char **ret_text)
         fail_msg("mokctl %s: exit code %d: %s", arguments, code, *ret_text);
 }
 
-/* The only layer of the node, as mokctl's JSON has it. Those of sessions that have just closed may take a moment to go. */
+/*
+ * The only layer of the node, as mokctl's JSON has it. Those of sessions that have just closed may take a moment to go.
+ */
 static cJSON *only_layer(cJSON **ret_root)
 {
     cJSON *layers = NULL;

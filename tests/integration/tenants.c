@@ -171,8 +171,8 @@ static bool measure(const struct stack *stack, uid_t heavy_uid, uint32_t heavy_w
 
 /*
  * The heavy one gets at least `low` and at most `high` times the device time of the light one. Whoever is furthest
- * behind goes next, so at either look it may be an operation of each more or less; and one from which this machine takes
- * its processor away is long.
+ * behind goes next, so at either look it may be an operation of each more or less; and one from which this machine
+ * takes its processor away is long.
  */
 static void expect_share(const struct stack *stack, uid_t heavy_uid, uint32_t heavy_weight, uid_t light_uid,
                          uint32_t light_weight, double low, double high)
@@ -397,7 +397,8 @@ static void mokctl_quota_shows_what_is_used_and_allowed_and_where_that_is_said(v
                 (const char *[]){ "user = nobody-of-that-name: has nothing of mokd's now", NULL });
     expect_text(&stack, getuid(), "quota --all --user 0", 2, (const char *[]){ "--user or --all, not both", NULL });
     expect_text(&stack, getuid(), "quota --user ''", 2, (const char *[]){ "--user: needs the name", NULL });
-    expect_text(&stack, getuid(), "usage --since 2026-02-30", 2, (const char *[]){ "--since 2026-02-30: must be", NULL });
+    expect_text(&stack, getuid(), "usage --since 2026-02-30", 2,
+                (const char *[]){ "--since 2026-02-30: must be", NULL });
     expect_text(&stack, getuid(), "quota --all", 0,
                 (const char *[]){ "user 4242:", "user 4243:", "group 4250, together", "1.0 GiB", NULL });
 

@@ -47,8 +47,8 @@ void reference_run(const struct problem *problem, struct result *ret);
 /*
  * The same with E4M3 operands in the experts: rows of x, h, d_out, d_a and d_b are quantised in groups of `group` along
  * the row before they enter a product. The expert weights must be MX tensors already: see problem_quantise_weights.
- * `mxfp8_wgrad`: operands of the experts' weight gradients are rounded once more, for scales of tiles of `group` rows of
- * the expert and `group` columns.
+ * `mxfp8_wgrad`: operands of the experts' weight gradients are rounded once more, for scales of tiles of `group` rows
+ * of the expert and `group` columns.
  */
 void reference_run_mx(const struct problem *problem, uint32_t group, bool mxfp8_wgrad, struct result *ret);
 /* Replaces the experts' weights by their MX values, quantised along rows. */

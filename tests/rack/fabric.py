@@ -12,7 +12,8 @@ import time
 
 from netns import BUILD, Apart, fail
 
-MODEL = ["--engine", "cuda", "--batch", "2", "--seq", "8", "--hidden", "32", "--intermediate", "16", "--experts", "4", "--layers", "1",
+MODEL = ["--engine", "cuda", "--batch", "2", "--seq", "8", "--hidden", "32", "--intermediate", "16",
+         "--experts", "4", "--layers", "1",
          "--window", "2", "--micro-batches", "1", "--text", __file__, "--quiet"]
 
 
@@ -23,7 +24,8 @@ class Hosts(Apart):
 
     def __enter__(self):
         # In memory: a write to a page of a file on a disk waits for that.
-        self.folder = tempfile.TemporaryDirectory(prefix="mok-fabric-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self.folder = tempfile.TemporaryDirectory(prefix="mok-fabric-", dir=shm)
         return super().__enter__()
 
     def __exit__(self, *why):
@@ -36,15 +38,18 @@ class Hosts(Apart):
     def up(self):
         self.start_all()
         self.wait_all_up()
-        self.wait("workers are up", lambda: all(d["state"] == "up" for i in (0, 1) for d in self.status(i, "devices")["devices"]))
+        self.wait("workers are up",
+                  lambda: all(d["state"] == "up" for i in (0, 1) for d in self.status(i, "devices")["devices"]))
 
 
 def train(rack, name, nodes, steps, log):
-    command = [f"{BUILD}/client/examples/train_moe_lm", "--ranks", str(len(nodes)), "--job", name, "--steps", str(steps),
+    command = [f"{BUILD}/client/examples/train_moe_lm", "--ranks", str(len(nodes)), "--job", name,
+               "--steps", str(steps),
                "--log", log, *MODEL]
     for node in nodes:
         command += ["--socket", rack.socket(node)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            text=True)
 
 
 def result(process, log):
@@ -90,7 +95,8 @@ def who_is_killed_is_named(rack, logs, name, nodes, kill, says):
 
 
 def worker_of(rack, node):
-    children = subprocess.run(["pgrep", "-P", str(mokd_of(rack, node)), "-f", "mok-worker"], capture_output=True, text=True)
+    children = subprocess.run(["pgrep", "-P", str(mokd_of(rack, node)), "-f", "mok-worker"], capture_output=True,
+                              text=True)
     return int(children.stdout.split()[0])
 
 
@@ -104,7 +110,8 @@ def a_host_without_a_fabric_is_refused(logs):
         start = time.monotonic()
         output = train(rack, "none", [0, 1], 1, f"{logs}/none").communicate(timeout=60)[0]
         took = time.monotonic() - start
-        for says in ("MOK_ENOTSUP", "not on one host", r"rank 1 \(node n1\) exports no fabric handles: .*no IMEX channel"):
+        for says in ("MOK_ENOTSUP", "not on one host",
+                     r"rank 1 \(node n1\) exports no fabric handles: .*no IMEX channel"):
             if not re.search(says, output):
                 fail(f"the refusal does not say {says}: {output}")
         print(f"no fabric on node 1: refused after {took:.2f} s")
@@ -119,7 +126,8 @@ def main():
             the_bits_are(rack, logs, "two", [0, 1], one)
             who_is_killed_is_named(rack, logs, "worker", [0, 1], lambda: os.kill(worker_of(rack, 1), signal.SIGKILL),
                                    r"rank 1 .*node n1")
-            rack.wait("the worker is up again", lambda: all(d["state"] == "up" for d in rack.status(1, "devices")["devices"]))
+            rack.wait("the worker is up again",
+                      lambda: all(d["state"] == "up" for d in rack.status(1, "devices")["devices"]))
             # Whose device had the board.
             who_is_killed_is_named(rack, logs, "daemon", [1, 0], lambda: rack.kill(1), r"rank 0 .*node n1")
             rack.start(1)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Nodes, workers and ranks that go while operations run: the others learn who and where within twice the heartbeat
- * time-out, other groups do not notice, the job forms its group again, and nothing is left behind. MOK_TEST_CYCLES=N sets
- * how many groups come and go.
+ * time-out, other groups do not notice, the job forms its group again, and nothing is left behind. MOK_TEST_CYCLES=N
+ * sets how many groups come and go.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -220,7 +220,10 @@ static void a_daemon_that_stops_in_order_ends_its_groups_at_once(void **state)
     form_and_step(rack, "hurt");
 }
 
-/* Rank 0 of a group whose other ranks are where its node does not get to. What its node knows of that may still be news. */
+/*
+ * Rank 0 of a group whose other ranks are where its node does not get to. What its node knows of that may still be
+ * news.
+ */
 static void expect_in_vain(const struct rack_stack *rack, unsigned node, const char *says)
 {
     mok_session_options options = { .size = sizeof(options), .socket_path = rack->node[node].socket, .job = "vain" };
@@ -342,7 +345,9 @@ static void *run_again(void *argument)
 {
     struct opener *o = argument;
     struct workload_rank *r = o->rank;
-    mok_group_options group = { .size = sizeof(group), .name = "again", .ranks = 2, .rank = o->index, .timeout_ms = 30000 };
+    mok_group_options group = {
+        .size = sizeof(group), .name = "again", .ranks = 2, .rank = o->index, .timeout_ms = 30000
+    };
     mok_layer_options layer = { .size = sizeof(layer), .hidden = narrow.hidden, .intermediate = narrow.intermediate,
                                 .experts = narrow.experts, .topk = narrow.topk, .max_tokens = narrow.max_tokens,
                                 .precision = MOK_BF16 };

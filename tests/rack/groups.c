@@ -252,18 +252,18 @@ static void expect_view(struct rack_stack *rack, unsigned at, unsigned home, con
     assert_int_equal(seen.joined, at == home ? 2 : 1);
 }
 
-/* The node that knows of both. */
-static unsigned find_home(struct rack_stack *rack, const char *name)
+/* The node where `joined` ranks have come together, once they have. */
+static unsigned find_home(struct rack_stack *rack, const char *name, uint32_t joined)
 {
     struct rack_stack_forming seen;
 
     for (int tries = 0; tries < 3000; tries++) {
         for (unsigned node = 0; node < rack->nodes; node++)
-            if (rack_stack_forming(rack, node, name, &seen) == 0 && seen.joined == 2)
+            if (rack_stack_forming(rack, node, name, &seen) == 0 && !seen.partial && seen.joined == joined)
                 return node;
         usleep(10000);
     }
-    fail_msg("no node shows both ranks of group %s", name);
+    fail_msg("no node shows %u ranks of group %s", joined, name);
     return 0;
 }
 
@@ -277,7 +277,7 @@ static unsigned look_at_a_group_that_forms(struct rack_stack *rack, const char *
         assert_int_equal(sit(&seats[r], rack->node[r].socket), 0);
     for (uint32_t r = 0; r < 2; r++)
         begin_join(&j[r], &seats[r], name, 3, r, 0, 60000);
-    unsigned home = find_home(rack, name);
+    unsigned home = find_home(rack, name, 2);
     for (unsigned at = 0; at < rack->nodes; at++)
         expect_view(rack, at, home, name);
     begin_join(&j[2], &seats[2], name, 3, 2, 0, 60000);
@@ -325,12 +325,12 @@ static void ranks_that_wait_for_one_on_a_node_that_drains_are_told(void **state)
         assert_int_equal(sit(&seats[r], rack->node[r].socket), 0);
     begin_join(&j[0], &seats[0], "drained", 3, 0, 0, 60000);
     begin_join(&j[1], &seats[1], "drained", 3, 1, 0, 60000);
-    usleep(100000);
+    find_home(rack, "drained", 2);
     assert_int_equal(rack_stack_drain(rack, 2, 1, false), 0);
     end_join(&j[1], -MOK_EDRAIN, "host0 is being drained");
     end_join_of_who_waits(&j[0], &j[1], &seats[1]);
     begin_join(&j[0], &seats[0], "drained", 2, 0, 0, 60000);
-    usleep(100000);
+    find_home(rack, "drained", 1);
     begin_join(&j[1], &seats[1], "drained", 2, 1, 0, 60000);
     end_join(&j[1], -MOK_EDRAIN, "host0 is being drained");
     end_join_of_who_waits(&j[0], &j[1], &seats[1]);

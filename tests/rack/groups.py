@@ -22,7 +22,8 @@ def job(rack, name, steps, log, nodes=None):
                "--log", log, *MODEL]
     for node in nodes:
         command += ["--socket", rack.socket(node)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            text=True)
 
 
 def losses(log):

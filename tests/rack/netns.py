@@ -147,7 +147,10 @@ class Rack:
             self.inventory[i] = inventory
         text = "[daemon]\nlog_level = debug\n"
         for d in range(self.devices):
-            text += f"[device host{d}]\nthreads = 1\n" if self.kind == "host" else f"[device gpu{d}]\nkind = cuda\ncuda = 0\n"
+            if self.kind == "host":
+                text += f"[device host{d}]\nthreads = 1\n"
+            else:
+                text += f"[device gpu{d}]\nkind = cuda\ncuda = 0\n"
             text += f"memory = {self.memory}\n"
         text += f"[rack]\nnode = n{i}\nkey = {self.dir}/n{i}/rack.key\n"
         text += f"heartbeat_ms = {self.heartbeat_ms}\ntimeout_ms = {self.timeout_ms}\n{rack}"
@@ -169,7 +172,8 @@ class Rack:
     def start(self, i, env=None, prefix=()):
         self.logs[i] = f"{self.dir}/n{i}/log"
         with open(self.logs[i], "a", encoding="utf-8") as log:
-            self.processes[i] = self.spawn(i, *prefix, f"{BUILD}/daemon/mokd/mokd", "--config", f"{self.dir}/n{i}/mokd.conf",
+            self.processes[i] = self.spawn(i, *prefix, f"{BUILD}/daemon/mokd/mokd",
+                                           "--config", f"{self.dir}/n{i}/mokd.conf",
                                            "--runtime-dir", f"{self.dir}/n{i}", env=env, log=log)
         self.wait(f"n{i} answers", lambda: self.running(i) and self.mokctl(i, "version", check=False).returncode == 0)
 
@@ -205,7 +209,8 @@ class Rack:
         if self.logs[i] and os.path.exists(self.logs[i]):
             print(f"---- n{i}")
             # every look of a test leaves such a line
-            print("\n".join([line for line in self.log(i).splitlines() if "debug session: client left" not in line][-60:]))
+            lines = [line for line in self.log(i).splitlines() if "debug session: client left" not in line]
+            print("\n".join(lines[-60:]))
 
     # ---------------------------------------------------------------- links
 

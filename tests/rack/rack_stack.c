@@ -66,9 +66,10 @@ static int start_node(struct rack_stack *rack, unsigned node)
                                      .poll_us = 20,
                                      .chaos_delay_us = rack->options.chaos_delay_us };
 
-    if (asprintf(&extra, "[rack]\nnode = n%u\nkey = %s/n%u/rack.key\nheartbeat_ms = %u\ntimeout_ms = %u\n%s%s%s%s", node,
-                 rack->dir, node, rack->options.heartbeat_ms ? rack->options.heartbeat_ms : 100, rack->timeout_ms,
-                 rack->options.mesh ? rack->options.mesh : "", rack->inventory, rack->options.extra ? rack->options.extra : "",
+    if (asprintf(&extra, "[rack]\nnode = n%u\nkey = %s/n%u/rack.key\nheartbeat_ms = %u\ntimeout_ms = %u\n%s%s%s%s",
+                 node, rack->dir, node, rack->options.heartbeat_ms ? rack->options.heartbeat_ms : 100, rack->timeout_ms,
+                 rack->options.mesh ? rack->options.mesh : "", rack->inventory,
+                 rack->options.extra ? rack->options.extra : "",
                  rack->options.last && node + 1 == rack->nodes ? rack->options.last : "") < 0)
         return -1;
     options.extra = extra;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Users and their jobs over the rack: what one has and uses on another node counts against his limits and his share here. Two nodes of
- * one device; users 4242 and 4243.
+ * Users and their jobs over the rack: what one has and uses on another node counts against his limits and his share
+ * here. Two nodes of one device; users 4242 and 4243.
  */
 #include <setjmp.h>
 #include <stdarg.h>

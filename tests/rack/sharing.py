@@ -11,7 +11,8 @@ MODEL = ["--experts", "6", "--hidden", "32", "--intermediate", "32", "--layers",
 
 def job(rack, name, nodes, steps, log):
     """Rank r on node nodes[r]."""
-    command = [f"{BUILD}/client/examples/train_moe_lm", "--ranks", str(len(nodes)), "--job", name, "--steps", str(steps),
+    command = [f"{BUILD}/client/examples/train_moe_lm", "--ranks", str(len(nodes)), "--job", name,
+               "--steps", str(steps),
                "--log", log, *MODEL]
     for node in nodes:
         command += ["--socket", rack.socket(node)]

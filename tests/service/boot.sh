@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The packages, installed on a Debian that really booted: what an operator and three users of his see. The machine is a root
-# of debootstrap's, started by systemd-nspawn without a network; it is kept for the next run in /var/cache/mok-test.
+# The packages, installed on a Debian that really booted: what an operator and three users of his see. The machine is a
+# root of debootstrap's, started by systemd-nspawn without a network; it is kept for the next run in
+# /var/cache/mok-test.
 # usage: boot.sh SOURCE_DIR PACKAGE_BUILD_DIR
 set -euo pipefail
 source=$1 build=$2 tests=$MOK_BUILD_DIR/tests/service
@@ -162,7 +163,8 @@ exposure=$(in_machine systemd-analyze security --no-pager mokd.service | grep -o
 say "a second mokd, by hand, takes nothing from the first"
 code=0
 second=$(in_machine timeout 20 mokd 2>&1) || code=$?
-[ $code -eq 1 ] && [[ $second == *"somebody serves /run/mok/mokd.sock already"* ]] || fail "a second mokd: exit $code: $second"
+[ $code -eq 1 ] && [[ $second == *"somebody serves /run/mok/mokd.sock already"* ]] ||
+    fail "a second mokd: exit $code: $second"
 
 say "who may, and who may not"
 as alice mokctl status >/dev/null || fail "alice, of group mok, cannot look"
@@ -201,7 +203,8 @@ add_executable(by_cmake two_ranks.c)
 target_link_libraries(by_cmake PRIVATE mok::mok m)
 CMAKE
 cmake -G Ninja -S "$tmp/user" -B "$tmp/user/build" -DCMAKE_PREFIX_PATH="$root/usr" -DCMAKE_SKIP_RPATH=ON \
-    >"$tmp/cmake.log" 2>&1 && ninja -C "$tmp/user/build" >>"$tmp/cmake.log" 2>&1 || fail "CMake: $(tail -n 5 "$tmp/cmake.log")"
+    >"$tmp/cmake.log" 2>&1 && ninja -C "$tmp/user/build" >>"$tmp/cmake.log" 2>&1 ||
+        fail "CMake: $(tail -n 5 "$tmp/cmake.log")"
 # shellcheck disable=SC2046
 cc -o "$tmp/user/by_pkg_config" "$tmp/user/two_ranks.c" \
     $(PKG_CONFIG_LIBDIR=$lib/pkgconfig pkg-config --cflags --libs mok) -lm || fail "pkg-config"
@@ -252,7 +255,8 @@ in_machine systemctl daemon-reload
 in_machine systemctl daemon-reexec
 until_true 20 booted || fail "systemd does not come back from daemon-reexec"
 [ "$(main_pid)" = "$before" ] || fail "daemon-reload replaced mokd"
-[ "$(property NFileDescriptorStore)" = "$kept" ] || fail "daemon-reload took descriptors: $kept, now $(property NFileDescriptorStore)"
+[ "$(property NFileDescriptorStore)" = "$kept" ] ||
+    fail "daemon-reload took descriptors: $kept, now $(property NFileDescriptorStore)"
 bob_goes_on
 in_machine kill -KILL "$before"
 until_true 20 other_pid main_pid "$before" || fail "mokd did not come back"
@@ -264,7 +268,8 @@ keep='--force-confdef --force-confold'
 install "$keep" /mok/0.1.1/mokd.deb
 cmp -s "$root/etc/mok/mokd.conf" "$tmp/mokd.conf" || fail "an upgrade took what the operator had written"
 grep -q '^worker_timeout = 4' "$root/etc/mok/mokd.conf" || fail "nothing had been written"
-grep -q '^# A line that is new' "$root/etc/mok/mokd.conf.dpkg-dist" || fail "the new configuration is not there to compare with"
+grep -q '^# A line that is new' "$root/etc/mok/mokd.conf.dpkg-dist" ||
+    fail "the new configuration is not there to compare with"
 [ "$(main_pid)" = "$before" ] && [ "$(version)" = "$was" ] || fail "an upgrade restarted mokd"
 grep -q "systemctl restart mokd" "$tmp/install.log" || fail "an upgrade does not say what is left to do"
 in_machine systemctl restart mokd || fail "restart"
@@ -274,7 +279,8 @@ bob_goes_on
 install "$keep" '/mok/mokd_*.deb'
 in_machine systemctl restart mokd || fail "restart"
 [ "$(version)" = "$was" ] || fail "downgraded, but $(version) runs"
-journal_says "state: sessions of the mokd before.* sessions=2 of=2 .*version=0.1.1" || fail "the downgrade lost sessions"
+journal_says "state: sessions of the mokd before.* sessions=2 of=2 .*version=0.1.1" ||
+    fail "the downgrade lost sessions"
 bob_goes_on
 in_machine pkill -TERM -o -u bob train_moe_lm
 code=0
@@ -298,7 +304,8 @@ install '/mok/mokd_*.deb'
 worker=$(worker_pid)
 in_machine kill -KILL "$worker"
 until_true 20 other_pid worker_pid "$worker" || fail "no worker follows"
-as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks with a worker of another build: $(cat "$tmp/alice.log")"
+as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 ||
+    fail "two_ranks with a worker of another build: $(cat "$tmp/alice.log")"
 in_machine systemctl restart mokd || fail "restart"
 journal_says 'state: not used.*MOK_EVERSION.*format 2: this mokd knows 1' || fail "nobody says why there is no state"
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks after that: $(cat "$tmp/alice.log")"
@@ -359,7 +366,8 @@ done
 said=$(in_machine runuser -u mokd -- mokd --check-config 2>&1) || said="refused: $said"
 if [ "$said" = OK ] || [[ $said != *"this build"* ]]; then
     in_machine systemctl restart mokd || fail "with mokd-cuda.conf: $(property Result)"
-    status_says "Serving: 2 of 3 devices up" && status_says "gpu0 has failed" || fail "a GPU that is not there: $(property StatusText)"
+    status_says "Serving: 2 of 3 devices up" && status_says "gpu0 has failed" ||
+        fail "a GPU that is not there: $(property StatusText)"
 else
     cp "$tmp/mokd.conf" "$root/etc/mok/mokd.conf"
     in_machine systemctl restart mokd || fail "with mokd-cuda.conf: $(property Result)"
@@ -386,7 +394,8 @@ in_machine sh -c 'dd if=/dev/zero of=/var/lib/mok/full bs=1k count=128 2>/dev/nu
 sed -i '0,/^;memory = .*/s//memory = 1M/' "$root/etc/mok/mokd.conf"
 in_machine systemctl restart mokd || fail "does not start with few descriptors and a full disk"
 ! train alice 1 >"$tmp/alice.log" 2>&1 || fail "a layer in 1 MiB"
-grep -q 'device host0 has 1048576 bytes' "$tmp/alice.log" || fail "no word of the memory's bound: $(cat "$tmp/alice.log")"
+grep -q 'device host0 has 1048576 bytes' "$tmp/alice.log" ||
+    fail "no word of the memory's bound: $(cat "$tmp/alice.log")"
 cp "$tmp/mokd.conf" "$root/etc/mok/mokd.conf"
 journal_says 'few descriptors.*LimitNOFILE' || fail "a low descriptor limit is not named"
 as alice /mok/two_ranks >"$tmp/alice.log" 2>&1 || fail "two_ranks with a full disk: $(cat "$tmp/alice.log")"
@@ -400,7 +409,8 @@ say "a connection starts mokd"
 for socket in mokd.sock mokd-admin.sock; do
     [ "$(property ActiveState)" = inactive ] || fail "mokd runs though it was stopped"
     in_machine systemctl --quiet is-active mokd.socket mokd-admin.socket || fail "the sockets went with mokd"
-    in_machine mokctl --socket "/run/mok/$socket" status >"$tmp/status" || fail "nobody answers at $socket: $(cat "$tmp/status")"
+    in_machine mokctl --socket "/run/mok/$socket" status >"$tmp/status" ||
+        fail "nobody answers at $socket: $(cat "$tmp/status")"
     state=$(property ActiveState) # asked once: it may go from the one to the other
     [ "$state" = active ] || [ "$state" = activating ] || fail "who answered at $socket? mokd is $state"
     [ $socket = mokd-admin.sock ] || in_machine systemctl stop mokd 2>/dev/null
@@ -417,5 +427,6 @@ cmp -s "$root/etc/mok/mokd.conf" "$tmp/mokd.conf" || fail "removing took the con
 in_machine dpkg -P mokd >"$tmp/install.log" 2>&1 || fail "dpkg -P: $(cat "$tmp/install.log")"
 left=$(in_machine find / -xdev \( -name 'mokd*' -o -name 'libmok*' -o -name 'mokctl*' \) -not -path '/mok/*' -not -path '/proc/*')
 [ -z "$left" ] || fail "left behind: $left"
-[ "$(in_machine systemctl is-system-running)" = running ] || fail "failed units: $(in_machine systemctl --failed --no-legend)"
+[ "$(in_machine systemctl is-system-running)" = running ] ||
+    fail "failed units: $(in_machine systemctl --failed --no-legend)"
 say "done"

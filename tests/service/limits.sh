@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mokd in control groups that leave it few tasks or little memory, which is what TasksMax= and MemoryMax= of a unit are: it says
-# what is missing, hands out no more than there is, and never just ends.
+# mokd in control groups that leave it few tasks or little memory, which is what TasksMax= and MemoryMax= of a unit are:
+# it says what is missing, hands out no more than there is, and never just ends.
 # usage: limits.sh BUILD_DIR
 set -euo pipefail
 build=$1
@@ -78,7 +78,8 @@ pid=
 said 'needs 16 threads .* can have [0-9]+ .*TasksMax' || fail "nobody says that tasks are missing"
 
 start 18 256M ""
-until_true 20 devices_say 'could not start: .*(thread|unavailable)' || fail "nobody says that tasks are missing for the device"
+until_true 20 devices_say 'could not start: .*(thread|unavailable)' ||
+    fail "nobody says that tasks are missing for the device"
 devices_say 'host0' || fail "mokd is gone"
 stop
 

@@ -331,7 +331,10 @@ static pid_t worker_of(struct unit *unit, size_t device)
     return (pid_t)answer.reply->status->device[device]->worker_pid;
 }
 
-/* A worker that was stopped is mokd's to replace, and the watchdog is fed all the while; one that is idle is left alone. */
+/*
+ * A worker that was stopped is mokd's to replace, and the watchdog is fed all the while; one that is idle is left
+ * alone.
+ */
 static void a_worker_that_stands_still_is_replaced_an_idle_one_is_not_and_the_watchdog_is_fed(void **state)
 {
     struct unit unit;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The Debian packages are made, hold what they say, depend on no GPU vendor's library, and lintian finds no error in them.
-# A build that is for the whole machine makes its own packages; any other is not, so one is made below PACKAGE_BUILD_DIR.
+# The Debian packages are made, hold what they say, depend on no GPU vendor's library, and lintian finds no error in
+# them. A build that is for the whole machine makes its own packages; any other is not, so one is made below
+# PACKAGE_BUILD_DIR.
 # usage: packages.sh SOURCE_DIR PACKAGE_BUILD_DIR C_COMPILER
 set -euo pipefail
 source=$1 build=$2 cc=$3

@@ -270,7 +270,8 @@ static void op_verdict(void *cookie, uint32_t group, uint64_t index, const struc
     }
     node->part[number].done = index;
     if (index == r->o.calls) {
-        push(r, soon(r, CALL_GAP_NS), (struct event){ .kind = FORGET, .node = node->index, .other = number, .group = group });
+        push(r, soon(r, CALL_GAP_NS),
+             (struct event){ .kind = FORGET, .node = node->index, .other = number, .group = group });
         return;
     }
     for (uint32_t d = 0; d < r->o.devices; d++)
@@ -618,7 +619,8 @@ int forming_run(const struct forming_options *options, struct forming_result *re
         for (uint32_t job = 0; job < options->jobs; job++)
             begin_job(&r, job);
         if (options->kill) /* of the middle of what a rack of its size takes */
-            push(&r, (uint64_t)r.ranks * JOIN_GAP_NS + PREPARE_NS * 2, (struct event){ .kind = KILL, .node = r.o.nodes / 2 });
+            push(&r, (uint64_t)r.ranks * JOIN_GAP_NS + PREPARE_NS * 2,
+                 (struct event){ .kind = KILL, .node = r.o.nodes / 2 });
         push(&r, TICK_NS, (struct event){ .kind = TICK });
         while (r.events && !r.out_of_memory) {
             struct event e = pop(&r);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The daemons of a rack in virtual time: groups with a rank on every device form, agree on allocations and dissolve, over
- * links that delay every message by another time. The group machines of daemon/rack are the real ones, and messages are
- * packed as on the wire; only durations are modelled. One event at a time, in an order that the seed alone decides.
+ * The daemons of a rack in virtual time: groups with a rank on every device form, agree on allocations and dissolve,
+ * over links that delay every message by another time. The group machines of daemon/rack are the real ones, and
+ * messages are packed as on the wire; only durations are modelled. One event at a time, in an order that the seed alone
+ * decides.
  */
 #ifndef MOK_SIM_FORMING_H
 #define MOK_SIM_FORMING_H

@@ -115,7 +115,9 @@ static void ranks_visit_each_other_evenly(void **state)
 
 static struct forming_options groups(uint32_t nodes, enum world_order order, uint64_t seed)
 {
-    return (struct forming_options){ .nodes = nodes, .devices = 4, .jobs = 3, .calls = 4, .order = order, .seed = seed };
+    return (struct forming_options){
+        .nodes = nodes, .devices = 4, .jobs = 3, .calls = 4, .order = order, .seed = seed
+    };
 }
 
 static void groups_of_72_ranks_form_at_the_same_time_in_any_order_and_leave_nothing(void **state)
@@ -150,7 +152,8 @@ static void a_rank_of_a_group_that_stands_is_refused_at_any_node(void **state)
 }
 
 /*
- * A join and each call once a rank; what is formed, prepare, prepared and verdict of each call, and the end once a node.
+ * A join and each call once a rank; what is formed, prepare, prepared and verdict of each call, and the end once a
+ * node.
  */
 static void messages_of_a_group_grow_with_its_ranks_and_nodes(void **state)
 {

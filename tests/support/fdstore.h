@@ -32,7 +32,10 @@ void fdstore_close(struct fdstore *store);
 
 /* Takes what has been sent so far. */
 void fdstore_settle(struct fdstore *store);
-/* In a child, before exec: what it keeps becomes descriptors 3, 4 ... of this process, with the environment that says so. */
+/*
+ * In a child, before exec: what it keeps becomes descriptors 3, 4 ... of this process, with the environment that says
+ * so.
+ */
 void fdstore_hand_over(struct fdstore *store);
 
 size_t fdstore_count(struct fdstore *store);

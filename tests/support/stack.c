@@ -53,7 +53,8 @@ static int write_config(const struct stack *stack, const struct stack_options *o
         fprintf(file, "%s\n", options->daemon);
     for (unsigned i = 0; i < options->gpus; i++) {
         fprintf(file, "[device gpu%u]\nkind = cuda\ncuda = %u\nmemory = %uG\n", i,
-                options->gpu_first + (options->gpu_spread ? i % options->gpu_spread : 0), options->gpu_gib ? options->gpu_gib : 16);
+                options->gpu_first + (options->gpu_spread ? i % options->gpu_spread : 0),
+                options->gpu_gib ? options->gpu_gib : 16);
         if (options->gpu_blocks)
             fprintf(file, "threads = %u\n", options->gpu_blocks);
         fprintf(file, "yield_us = %u\nreserve_sms = %u\n", options->gpu_yield_us, options->gpu_reserve);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A job of several processes whose steps depend on each other, so that a step that is lost, doubled or torn shows in the
- * end. It recovers when mokd goes away: all ranks agree on whether a step is to be done again.
- * Fork trainers before the test itself opens a session.
+ * A job of several processes whose steps depend on each other, so that a step that is lost, doubled or torn shows in
+ * the end. It recovers when mokd goes away: all ranks agree on whether a step is to be done again. Fork trainers before
+ * the test itself opens a session.
  */
 #ifndef MOK_TEST_TRAINER_H
 #define MOK_TEST_TRAINER_H

@@ -156,8 +156,13 @@ static void fill_weight(const struct workload_rank *r, mok_buffer *buffer, mok_b
         fill_bf16(r, buffer, stream, r->rank * count, count, scale);
         return;
     }
-    mok_mxfp8_options o = { .size = sizeof(o), .matrices = local, .rows = rows / local, .columns = columns, .dtype = MOK_DTYPE_BF16,
-                            .precision = p->precision, .flags = p->tiles ? MOK_QUANTIZE_TILES : 0 };
+    mok_mxfp8_options o = { .size = sizeof(o),
+                            .matrices = local,
+                            .rows = rows / local,
+                            .columns = columns,
+                            .dtype = MOK_DTYPE_BF16,
+                            .precision = p->precision,
+                            .flags = p->tiles ? MOK_QUANTIZE_TILES : 0 };
     uint16_t *values = stage_bf16(r, stream, r->rank * count, count, scale);
     uint8_t *code = stage(count), *code_scale = stage(scale_bytes);
     if (mok_mxfp8_quantize(&o, values, code, code_scale) < 0)
@@ -215,7 +220,8 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
 {
     const struct workload *p = r->problem;
     uint64_t h = p->hidden, local = p->experts / p->ep, t = p->max_tokens, k = p->topk, is = p->shared_intermediate;
-    uint64_t expert = local * p->intermediate * h, weight = is_mx(p) ? expert : expert * 2, grad = p->bf16_gradients ? 2 : 4;
+    uint64_t expert = local * p->intermediate * h, weight = is_mx(p) ? expert : expert * 2,
+             grad = p->bf16_gradients ? 2 : 4;
     uint64_t context = p->context_mode == MOK_CONTEXT_RECOMPUTE ? memory->context_recompute_bytes
                                                                  : memory->context_full_bytes;
     bool both = !p->forward_only;
@@ -224,11 +230,15 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
         uint64_t bytes;
         bool backward; /* only then */
     } wanted[] = {
-        { &r->ids, t * k * 4, false },      { &r->weight, t * k * 4, false },   { &r->out, t * h * 2, false },     { &r->d_x, t * h * 2, true },
-        { &r->d_weight, t * k * 4, true }, { &r->context, context, false },    { &r->gate, weight, false },   { &r->up, weight, false },
-        { &r->down, weight, false },    { &r->d_gate, expert * grad, true },  { &r->d_up, expert * grad, true },   { &r->d_down, expert * grad, true },
-        { &r->s_gate, is * h * 2, false },  { &r->s_up, is * h * 2, false },    { &r->s_down, is * h * 2, false }, { &r->d_s_gate, is * h * grad, true },
-        { &r->d_s_up, is * h * grad, true },  { &r->d_s_down, is * h * grad, true },
+        { &r->ids, t * k * 4, false },       { &r->weight, t * k * 4, false },
+        { &r->out, t * h * 2, false },       { &r->d_x, t * h * 2, true },
+        { &r->d_weight, t * k * 4, true },   { &r->context, context, false },
+        { &r->gate, weight, false },         { &r->up, weight, false },
+        { &r->down, weight, false },         { &r->d_gate, expert * grad, true },
+        { &r->d_up, expert * grad, true },   { &r->d_down, expert * grad, true },
+        { &r->s_gate, is * h * 2, false },   { &r->s_up, is * h * 2, false },
+        { &r->s_down, is * h * 2, false },   { &r->d_s_gate, is * h * grad, true },
+        { &r->d_s_up, is * h * grad, true }, { &r->d_s_down, is * h * grad, true },
     };
     int code = mok_buffer_alloc_symmetric(r->group, t * h * 2, 0, &r->x);
     if (code == 0 && both)
@@ -237,7 +247,8 @@ static int allocate(struct workload_rank *r, uint32_t device, const mok_layer_me
     for (size_t i = 0; i < count && code == 0; i++)
         if (both || !wanted[i].backward)
             code = private_buffer(r, device, wanted[i].bytes, wanted[i].buffer);
-    uint64_t in = mok_mxfp8_scale_bytes(local * p->intermediate, h), out = mok_mxfp8_scale_bytes(local * h, p->intermediate);
+    uint64_t in = mok_mxfp8_scale_bytes(local * p->intermediate, h),
+             out = mok_mxfp8_scale_bytes(local * h, p->intermediate);
     if (code == 0 && is_mx(p))
         code = private_buffer(r, device, in, &r->gate_scale);
     if (code == 0 && is_mx(p))
@@ -269,18 +280,25 @@ static int bind(struct workload_rank *r)
     return mok_layer_bind(r->layer, &params);
 }
 
-int workload_open(struct workload_rank *r, const struct workload *p, uint32_t index, uint32_t tokens, uint64_t first_token,
-                 const char *socket, const char *group, uint32_t device)
+int workload_open(struct workload_rank *r, const struct workload *p, uint32_t index, uint32_t tokens,
+                  uint64_t first_token, const char *socket, const char *group, uint32_t device)
 {
     *r = (struct workload_rank){ .problem = p, .rank = index, .tokens = tokens, .first_token = first_token };
     mok_session_options so = { .size = sizeof(so), .socket_path = socket, .job = group,
                                .queue_entries = p->queue_entries, .weight = p->session_weight };
     mok_group_options go = { .size = sizeof(go), .name = group, .ranks = p->ep, .rank = index, .device = device,
                              .timeout_ms = 30000 };
-    mok_layer_options lo = { .size = sizeof(lo), .hidden = p->hidden, .intermediate = p->intermediate,
-                             .experts = p->experts, .topk = p->topk, .max_tokens = p->max_tokens,
-                             .precision = p->precision ? p->precision : MOK_BF16, .shared_intermediate = p->shared_intermediate,
-                             .clamp = p->clamp, .ring_bytes = p->ring_bytes, .minibatch_rows = p->minibatch_rows,
+    mok_layer_options lo = { .size = sizeof(lo),
+                             .hidden = p->hidden,
+                             .intermediate = p->intermediate,
+                             .experts = p->experts,
+                             .topk = p->topk,
+                             .max_tokens = p->max_tokens,
+                             .precision = p->precision ? p->precision : MOK_BF16,
+                             .shared_intermediate = p->shared_intermediate,
+                             .clamp = p->clamp,
+                             .ring_bytes = p->ring_bytes,
+                             .minibatch_rows = p->minibatch_rows,
                              .comm_units = p->comm_units,
                              .gradient_dtype = p->bf16_gradients ? MOK_DTYPE_BF16 : MOK_DTYPE_F32,
                              .wgrad_precision = p->mxfp8_wgrad ? MOK_WGRAD_MXFP8 : MOK_WGRAD_BF16,

@@ -91,36 +91,38 @@ typedef struct mok_session_options {
 /**
  * Connects to mokd and opens a session. `options` NULL: all defaults.
  * Errors: MOK_EDAEMON nobody listens; MOK_EVERSION; MOK_EQUOTA sessions of the user; MOK_ENAME job; MOK_ERANGE
- * queue_entries, weight, socket_path; MOK_EACCESS the socket is not ours to open; MOK_ETIMEDOUT mokd does not answer; MOK_EFDS.
+ * queue_entries, weight, socket_path; MOK_EACCESS the socket is not ours to open; MOK_ETIMEDOUT mokd does not answer;
+ * MOK_EFDS.
  *
- * Any call that asks mokd something can also fail with MOK_EDAEMON (mokd is gone, see mok_session_recover), MOK_ESESSION
- * (mokd ended this session; the sentence says why), MOK_ETIMEDOUT, MOK_EPROTO, MOK_ENOMEM, MOK_EARG (a NULL).
+ * Any call that asks mokd something can also fail with MOK_EDAEMON (mokd is gone, see mok_session_recover),
+ * MOK_ESESSION (mokd ended this session; the sentence says why), MOK_ETIMEDOUT, MOK_EPROTO, MOK_ENOMEM, MOK_EARG (a
+ * NULL).
  */
 int mok_session_open(const mok_session_options *options, mok_session **ret_session);
 /**
- * After mokd went away (MOK_EDAEMON), makes the session's groups usable again; collective over the ranks of each of them.
- * Returns 0 once they are, at once if nothing was lost.
+ * After mokd went away (MOK_EDAEMON), makes the session's groups usable again; collective over the ranks of each of
+ * them. Returns 0 once they are, at once if nothing was lost.
  *
- * Where mokd runs under a service manager that keeps its descriptors, a session outlives a crash, a restart and an upgrade
- * of mokd. The library finds the next one by itself. Groups, buffers, layers and their bindings stay as they are, with
- * their handles and addresses; buffers keep what is in them. What was in flight is over: operations complete with
- * MOK_EDAEMON, and so do calls that waited for an answer; whether mokd still did what such a call asked is not known, what
- * it made and this process does not know of is freed, and a layer whose mok_layer_bind failed so has to be bound again.
- * Other calls, and mok_nop, wait until mokd is back. Operations of layers are refused with MOK_EDAEMON on every rank,
- * also one that has seen no failure, until it has recovered. So ranks can agree on what is to be done again; the first
- * operation after it is the first of its layer's sequence on all of them.
+ * Where mokd runs under a service manager that keeps its descriptors, a session outlives a crash, a restart and an
+ * upgrade of mokd. The library finds the next one by itself. Groups, buffers, layers and their bindings stay as they
+ * are, with their handles and addresses; buffers keep what is in them. What was in flight is over: operations complete
+ * with MOK_EDAEMON, and so do calls that waited for an answer; whether mokd still did what such a call asked is not
+ * known, what it made and this process does not know of is freed, and a layer whose mok_layer_bind failed so has to be
+ * bound again. Other calls, and mok_nop, wait until mokd is back. Operations of layers are refused with MOK_EDAEMON on
+ * every rank, also one that has seen no failure, until it has recovered. So ranks can agree on what is to be done
+ * again; the first operation after it is the first of its layer's sequence on all of them.
  *
- * What an operation that completed with MOK_EDAEMON may have written is undefined: out, context, d_x, d_topk_weight, and
- * the weight gradients that it accumulates into. It never writes what it reads: x, ids, topk_weight, d_out, parameters. All
- * of it is this process's again only when this call has returned, since until then the old worker may still be writing.
- * An operation that completed with 0 has written everything. So a step can be done again whose first backward says
- * MOK_BACKWARD_OVERWRITE_WGRAD.
+ * What an operation that completed with MOK_EDAEMON may have written is undefined: out, context, d_x, d_topk_weight,
+ * and the weight gradients that it accumulates into. It never writes what it reads: x, ids, topk_weight, d_out,
+ * parameters. All of it is this process's again only when this call has returned, since until then the old worker may
+ * still be writing. An operation that completed with 0 has written everything. So a step can be done again whose first
+ * backward says MOK_BACKWARD_OVERWRITE_WGRAD.
  *
  * `timeout_ms` until mokd is back and all ranks have called; 0: for ever. May be called again after MOK_ETIMEDOUT.
- * Errors: MOK_EDAEMON the session is over: mokd keeps nothing, was not found within resume_ms, or does not know the session
- * any more (it waits for a while after its start); MOK_ETIMEDOUT names a group and the missing ranks; MOK_EPEER, and any
- * other code with a group's name: that group did not come back, because a rank did not, or spans several nodes; it can
- * only be left, the others are usable.
+ * Errors: MOK_EDAEMON the session is over: mokd keeps nothing, was not found within resume_ms, or does not know the
+ * session any more (it waits for a while after its start); MOK_ETIMEDOUT names a group and the missing ranks;
+ * MOK_EPEER, and any other code with a group's name: that group did not come back, because a rank did not, or spans
+ * several nodes; it can only be left, the others are usable.
  */
 int mok_session_recover(mok_session *session, uint64_t timeout_ms);
 /** Closes the session; mokd frees all it owned. Operations in flight are dropped. NULL is fine. */
@@ -256,33 +258,34 @@ typedef struct mok_mxfp8_options {
  * and with MOK_QUANTIZE_TRANSPOSE ret_data [M][C][R], ret_scales mok_mxfp8_scale_bytes(M * C, R) bytes:
  * [M][C][ceil(R / 32)]. An element is worth data * 2^(scale - 127). The scale of a group is the smallest power of two
  * with which its largest finite magnitude is at most 448; the group is a block of 32 values of a stored row (PER32), an
- * aligned 128 of it (PER128, its four scales are equal), or 128 such rows by 128 (MOK_QUANTIZE_TILES; tiles begin anew in
- * each matrix). The last group of a row or matrix may be smaller. Data: to nearest even, saturated at +-448; NaN and
+ * aligned 128 of it (PER128, its four scales are equal), or 128 such rows by 128 (MOK_QUANTIZE_TILES; tiles begin anew
+ * in each matrix). The last group of a row or matrix may be smaller. Data: to nearest even, saturated at +-448; NaN and
  * infinities become NaN. ABI.md, "MX tensors", has the whole rule. A layer takes weights of its own precision; one of
  * MOK_MXFP8_PER32 takes those of MOK_MXFP8_PER128 too.
  *
- * A layer's weights: gate and up are M = E_l, R = I, C = H; down is M = E_l, R = H, C = I. They may be quantised straight
- * into the buffers that mok_layer_bind names. Needs no session.
+ * A layer's weights: gate and up are M = E_l, R = I, C = H; down is M = E_l, R = H, C = I. They may be quantised
+ * straight into the buffers that mok_layer_bind names. Needs no session.
  * Errors, all before anything is written: MOK_EARG a NULL, or an output that overlaps anything else; MOK_ERANGE rows,
- * columns, matrices (0, or more than 2^62 bytes), flags; MOK_EDTYPE dtype, precision (MOK_BF16), MOK_QUANTIZE_TILES with
- * MOK_MXFP8_PER32; MOK_EALIGN values (not a multiple of its type's size).
+ * columns, matrices (0, or more than 2^62 bytes), flags; MOK_EDTYPE dtype, precision (MOK_BF16), MOK_QUANTIZE_TILES
+ * with MOK_MXFP8_PER32; MOK_EALIGN values (not a multiple of its type's size).
  */
 int mok_mxfp8_quantize(const mok_mxfp8_options *options, const void *values, uint8_t *ret_data, uint8_t *ret_scales);
 /** A CUstream or cudaStream_t; this header needs none of CUDA's. */
 typedef struct CUstream_st *mok_stream;
 /**
- * The same bits from a GPU, in the order of a CUDA stream, of each matrix and of its transpose with one read of the values:
+ * The same bits from a GPU, in the order of a CUDA stream, of each matrix and of its transpose with one read of the
+ * values:
  *
  *     ret_data, ret_scales                        as without MOK_QUANTIZE_TRANSPOSE; or both NULL
  *     ret_transposed, ret_transposed_scales       as with it; or both NULL
  *
- * All memory is such as a kernel on the stream's GPU reaches, the buffers of a CUDA device among it. Returns when the work is
- * queued; a stream that is being captured records it. Fastest where C * the size of a value, R if the transpose is asked
- * for, and all addresses are multiples of 16; any others are fine. stream NULL: the default one of the current context.
- * Compute capability 9.0 or more.
- * Errors: as mok_mxfp8_quantize, MOK_ERANGE for MOK_QUANTIZE_TRANSPOSE too, MOK_EARG where one output of a pair is missing or
- * no pair is given; MOK_ENOTSUP this library was built without nvcc, libcuda.so.1 is not here or too old, or the GPU is;
- * MOK_ESTATE stream is NULL and no context is current; MOK_EDEVICE.
+ * All memory is such as a kernel on the stream's GPU reaches, the buffers of a CUDA device among it. Returns when the
+ * work is queued; a stream that is being captured records it. Fastest where C * the size of a value, R if the transpose
+ * is asked for, and all addresses are multiples of 16; any others are fine. stream NULL: the default one of the current
+ * context. Compute capability 9.0 or more.
+ * Errors: as mok_mxfp8_quantize, MOK_ERANGE for MOK_QUANTIZE_TRANSPOSE too, MOK_EARG where one output of a pair is
+ * missing or no pair is given; MOK_ENOTSUP this library was built without nvcc, libcuda.so.1 is not here or too old, or
+ * the GPU is; MOK_ESTATE stream is NULL and no context is current; MOK_EDEVICE.
  */
 int mok_mxfp8_quantize_on_stream(const mok_mxfp8_options *options, const void *values, uint8_t *ret_data,
                                  uint8_t *ret_scales, uint8_t *ret_transposed, uint8_t *ret_transposed_scales,
@@ -316,7 +319,7 @@ typedef struct mok_layer_options {
     uint32_t gradient_dtype;      /**< of all weight gradients, enum mok_dtype; 0: MOK_DTYPE_F32 */
     uint32_t wgrad_precision;     /**< operands of the experts' weight gradients, enum mok_wgrad; 0: MOK_WGRAD_MXFP8
                                      of MOK_MXFP8_PER128 where mokd knows it, else MOK_WGRAD_BF16 */
-    uint32_t transposed_weights;  /**< MOK_MXFP8_PER128, weights by MOK_QUANTIZE_TILES: 1: they are bound transposed, too;
+    uint32_t transposed_weights;  /**< MOK_MXFP8_PER128, weights by MOK_QUANTIZE_TILES: 1: bound transposed, too;
                                      0: they are not; else MOK_EDTYPE */
 } mok_layer_options;
 
@@ -334,22 +337,22 @@ int mok_layer_memory_query(mok_group *group, const mok_layer_options *options, m
  * Creates a layer; collective, same options and same order on all ranks. `timeout_ms` until all ranks have asked; 0:
  * waits for ever. mok_layer_describe tells the tiles, ring and minibatch that the plan came to.
  *
- * Weight gradients are sums in FP32 whatever their type. MOK_DTYPE_BF16: a backward reads the stored value, adds all of the
- * pass to it in FP32 and rounds once, so the result does not depend on ring or minibatch; the workspace keeps the sums
- * of an expert whose rows come in several pieces, private_bytes says how much that takes. Over many backwards that
+ * Weight gradients are sums in FP32 whatever their type. MOK_DTYPE_BF16: a backward reads the stored value, adds all of
+ * the pass to it in FP32 and rounds once, so the result does not depend on ring or minibatch; the workspace keeps the
+ * sums of an expert whose rows come in several pieces, private_bytes says how much that takes. Over many backwards that
  * add up FP32 is the better choice: each rounds once more.
  *
  * Weight gradients of an MXFP8 layer's experts are products of E4M3, of rows quantised along the token axis
  * (MOK_WGRAD_MXFP8; ABI.md, MX tensors), or of the BF16 values that the quantised rows are worth (MOK_WGRAD_BF16). The
- * default is what a GPU does faster: the first with MOK_MXFP8_PER128, whose loss stays as near to BF16's, and the second with
- * MOK_MXFP8_PER32. MOK_WGRAD_MXFP8 is MOK_EDTYPE of a BF16 layer. A shared expert's are BF16.
+ * default is what a GPU does faster: the first with MOK_MXFP8_PER128, whose loss stays as near to BF16's, and the
+ * second with MOK_MXFP8_PER32. MOK_WGRAD_MXFP8 is MOK_EDTYPE of a BF16 layer. A shared expert's are BF16.
  *
- * A GPU's MXFP8 backward multiplies transposed weights, and turns them anew in each operation, since nobody says when they
- * have changed. With transposed_weights 1 the program binds them beside the others and keeps both alike: no operation turns
- * any, and private_bytes has no room for them. See mok_layer_params for what they must be.
+ * A GPU's MXFP8 backward multiplies transposed weights, and turns them anew in each operation, since nobody says when
+ * they have changed. With transposed_weights 1 the program binds them beside the others and keeps both alike: no
+ * operation turns any, and private_bytes has no room for them. See mok_layer_params for what they must be.
  * Errors: MOK_ERANGE, MOK_EALIGN, MOK_EDTYPE name the option; MOK_ENOTSUP gradient_dtype, wgrad_precision
- * or transposed_weights with an older mokd, or an option that the device's engine does not have; MOK_EMISMATCH names the ranks and the
- * option that differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
+ * or transposed_weights with an older mokd, or an option that the device's engine does not have; MOK_EMISMATCH names
+ * the ranks and the option that differ, on all ranks; MOK_EQUOTA; MOK_ENOMEM; MOK_ETIMEDOUT; MOK_EPEER.
  */
 int mok_layer_create(mok_group *group, const mok_layer_options *options, uint64_t timeout_ms, mok_layer **ret_layer);
 /**
@@ -366,11 +369,11 @@ int mok_layer_describe(mok_layer *layer, char *ret_text, size_t capacity);
  * gradient_dtype MOK_DTYPE_BF16 all six of them BF16.
  *
  * Transposed weights are the same bytes as gate, up and down, each expert's matrix transposed: what
- * mok_mxfp8_quantize_on_stream with MOK_QUANTIZE_TILES gives as ret_transposed; their scales are not wanted, since a tile of
- * 128 x 128 has one that holds both ways. Weights of other scales have none: a GPU then gives NaN in d_x of every token
- * that uses the expert. With transposed weights in tiles every result has the bits that it has without. Whoever changes a
- * weight changes its transpose before the next backward. A forward and host devices do not read them, but every
- * backward wants them bound. For each of gate, up and down, on the GPU:
+ * mok_mxfp8_quantize_on_stream with MOK_QUANTIZE_TILES gives as ret_transposed; their scales are not wanted, since a
+ * tile of 128 x 128 has one that holds both ways. Weights of other scales have none: a GPU then gives NaN in d_x of
+ * every token that uses the expert. With transposed weights in tiles every result has the bits that it has without.
+ * Whoever changes a weight changes its transpose before the next backward. A forward and host devices do not read them,
+ * but every backward wants them bound. For each of gate, up and down, on the GPU:
  *
  *     mok_mxfp8_options o = { .size = sizeof(o), .matrices = E_l, .rows = I, .columns = H, .dtype = MOK_DTYPE_BF16,
  *                             .precision = MOK_MXFP8_PER128, .flags = MOK_QUANTIZE_TILES };
@@ -398,9 +401,11 @@ typedef struct mok_layer_params {
 /**
  * Binds parameters; replaces the earlier binding whole. -MOK_EBUSY while operations of the layer are in flight.
  * All buffers, private ones too, must be on this rank's device. Forward needs all weights bound. Backward needs all
- * weight gradients too, those of the shared expert included, and transposed weights where the layer has them: else MOK_ESTATE (frozen weights are not supported yet).
+ * weight gradients too, those of the shared expert included, and transposed weights where the layer has them: else
+ * MOK_ESTATE (frozen weights are not supported yet).
  * Errors: MOK_ESIZE, MOK_EALIGN, MOK_ERANGE, MOK_EBUFFER, MOK_EDTYPE (a scale with MOK_BF16), MOK_EARG (a gradient that
- * overlaps another parameter, a shared one without a shared expert, a transposed one without transposed_weights) name the parameter. The earlier binding stays then.
+ * overlaps another parameter, a shared one without a shared expert, a transposed one without transposed_weights) name
+ * the parameter. The earlier binding stays then.
  */
 int mok_layer_bind(mok_layer *layer, const mok_layer_params *params);
 
@@ -459,12 +464,13 @@ typedef struct mok_backward_args {
 int mok_layer_forward(mok_layer *layer, const mok_forward_args *args, mok_ticket *ret_ticket);
 int mok_layer_backward(mok_layer *layer, const mok_backward_args *args, mok_ticket *ret_ticket);
 /**
- * As mok_layer_forward and mok_layer_backward, in the order of a CUDA stream: the operation begins once the stream has come
- * to this point, and what is queued on the stream later begins once the operation is over. No CPU of this process waits
- * for the GPU or is waited for. If the operation fails, or the worker, mokd or the session goes away, the stream goes on
- * and the ticket has the code; so look at the ticket before its results are relied on.
- * Streams of one process may share a queue of the hardware (there are CUDA_DEVICE_MAX_CONNECTIONS, 8 if that is not set, under
- * MPS two), and then hold each other up: ranks of one process whose streams wait for each other need one each.
+ * As mok_layer_forward and mok_layer_backward, in the order of a CUDA stream: the operation begins once the stream has
+ * come to this point, and what is queued on the stream later begins once the operation is over. No CPU of this process
+ * waits for the GPU or is waited for. If the operation fails, or the worker, mokd or the session goes away, the stream
+ * goes on and the ticket has the code; so look at the ticket before its results are relied on.
+ * Streams of one process may share a queue of the hardware (there are CUDA_DEVICE_MAX_CONNECTIONS, 8 if that is not
+ * set, under MPS two), and then hold each other up: ranks of one process whose streams wait for each other need one
+ * each.
  * On all ranks each operation may come by a stream or not. With a host device the stream is one of the current context.
  * Errors found at once, beside those of mok_layer_forward: MOK_ESTATE the stream is being captured into a graph, or no
  * context is current; MOK_ENOTSUP, MOK_ENODEV, MOK_ESHARING, MOK_EDEVICE as mok_buffer_alloc_symmetric. May wait where

@@ -136,10 +136,11 @@ static void every_stage_of_every_operation_is_in_its_histogram(void **state)
     run_two_ranks("stages");
     char *answer = scrape();
     for (size_t i = 0; i < sizeof(stages) / sizeof(stages[0]); i++) {
-        snprintf(name, sizeof(name), "mok_op_latency_seconds_count{device=\"host1\",op=\"forward\",stage=\"%s\"}", stages[i]);
-        assert_int_equal(http_sample(answer, name), STEPS);
-        snprintf(name, sizeof(name), "mok_op_latency_seconds_bucket{device=\"host1\",op=\"forward\",stage=\"%s\",le=\"+Inf\"}",
+        snprintf(name, sizeof(name), "mok_op_latency_seconds_count{device=\"host1\",op=\"forward\",stage=\"%s\"}",
                  stages[i]);
+        assert_int_equal(http_sample(answer, name), STEPS);
+        snprintf(name, sizeof(name),
+                 "mok_op_latency_seconds_bucket{device=\"host1\",op=\"forward\",stage=\"%s\",le=\"+Inf\"}", stages[i]);
         assert_int_equal(http_sample(answer, name), STEPS);
     }
     assert_true(http_sample(answer, "mok_op_latency_seconds_sum{device=\"host1\",op=\"forward\",stage=\"total\"}") >=
@@ -286,7 +287,8 @@ static void top_shows_the_shares_of_the_time_between_two_looks(void **state)
     assert_int_equal(actor_start(&actor, &script), 0);
     assert_int_equal(actor_await(&actor, ACTOR_STEPPING, LONG_MS), 0);
     int code;
-    char *text = shell_output(&code, "%s --socket %s top --once --json --interval 1", stack_program("client/mokctl"), stack.socket);
+    char *text = shell_output(&code, "%s --socket %s top --once --json --interval 1", stack_program("client/mokctl"),
+                              stack.socket);
     assert_int_equal(code, 0);
     cJSON *root = cJSON_Parse(text);
     assert_non_null(root);
@@ -370,7 +372,8 @@ static void the_page_may_load_nothing_and_its_words_are_new_each_time(void **sta
 /* Nobody who does not read, or does not finish to ask, keeps mokd from its other clients or from the next scrape. */
 static void slow_clients_are_in_nobodys_way(void **state)
 {
-    static const char half[] = "GET /metrics HTTP/1.1\r\nHo", whole[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    static const char half[] = "GET /metrics HTTP/1.1\r\nHo",
+                      whole[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
     int fd[20];
 
     (void)state;

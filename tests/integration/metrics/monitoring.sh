@@ -13,14 +13,18 @@ dashboard=$source_dir/deploy/monitoring/mok-dashboard.json
 promtool check rules "$alerts" > "$dir/out" || fail "the alert rules: $(cat "$dir/out")"
 cp "$alerts" "$here/alerts.test.yml" "$dir/"
 for alert in $(sed -n 's/.*- alert: //p' "$alerts"); do
-    grep -A1 "alertname: $alert\$" "$here/alerts.test.yml" | grep -q 'exp_alerts: \[\]' || fail "$alert: no test that it is silent"
-    grep -A1 "alertname: $alert\$" "$here/alerts.test.yml" | grep -q 'exp_alerts:$' || fail "$alert: no test that it fires"
+    grep -A1 "alertname: $alert\$" "$here/alerts.test.yml" | grep -q 'exp_alerts: \[\]' ||
+        fail "$alert: no test that it is silent"
+    grep -A1 "alertname: $alert\$" "$here/alerts.test.yml" | grep -q 'exp_alerts:$' ||
+        fail "$alert: no test that it fires"
 done
-(cd "$dir" && promtool test rules alerts.test.yml) > "$dir/out" 2>&1 || fail "the alerts do not fire as they should: $(cat "$dir/out")"
+(cd "$dir" && promtool test rules alerts.test.yml) > "$dir/out" 2>&1 ||
+    fail "the alerts do not fire as they should: $(cat "$dir/out")"
 
 promtool check rules "$sums" > "$dir/out" || fail "the sums over a rack: $(cat "$dir/out")"
 cp "$sums" "$here/rack.test.yml" "$dir/"
-(cd "$dir" && promtool test rules rack.test.yml) > "$dir/out" 2>&1 || fail "the sums over a rack are others: $(cat "$dir/out")"
+(cd "$dir" && promtool test rules rack.test.yml) > "$dir/out" 2>&1 ||
+    fail "the sums over a rack are others: $(cat "$dir/out")"
 
 # Every expression of the dashboard is one: as rules, promtool reads them.
 jq -r '[.. | objects | select(has("expr")) | .expr] | unique | .[]' "$dashboard" |
@@ -40,13 +44,15 @@ start_mokd
 "$build/client/examples/two_ranks" > /dev/null
 
 get /metrics 'text/plain;version=0.0.4' > "$dir/text"
-grep -q '^Content-Type: text/plain; version=0.0.4; charset=utf-8' "$dir/head" || fail "the older format has no type of its own"
+grep -q '^Content-Type: text/plain; version=0.0.4; charset=utf-8' "$dir/head" ||
+    fail "the older format has no type of its own"
 promtool check metrics < "$dir/text" > "$dir/out" 2>&1 || fail "the scrape: $(cat "$dir/out")"
 
 # promtool's reader of OpenMetrics is that of `tsdb create-blocks-from`, which wants a time for each sample.
 get /metrics 'application/openmetrics-text;version=1.0.0' > "$dir/open"
 sed "/^#/!s/\$/ $(date +%s)/" "$dir/open" > "$dir/stamped"
-promtool tsdb create-blocks-from openmetrics "$dir/stamped" "$dir/blocks" > "$dir/out" 2>&1 || fail "no OpenMetrics: $(cat "$dir/out")"
+promtool tsdb create-blocks-from openmetrics "$dir/stamped" "$dir/blocks" > "$dir/out" 2>&1 ||
+    fail "no OpenMetrics: $(cat "$dir/out")"
 
 { cat "$alerts" "$dir/expressions"; grep 'expr:' "$sums" | sed 's/rack:mok_[a-z_:0-9]*//g'; } | grep -oE '\bmok_[a-z_]+' | sed -E 's/_(bucket|sum|count)$//' | sort -u > "$dir/asked"
 sed -n 's/^# TYPE \([a-z_]*\) .*/\1/p' "$dir/text" | sort -u > "$dir/served"

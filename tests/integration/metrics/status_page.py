@@ -18,8 +18,8 @@ PATIENCE = 60
 CHROMIUM, PORT, DIRECTORY, MOKD = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 BUILD = os.environ["MOK_BUILD_DIR"]
 
-# What is to be seen, as one object: text of tiles by name; lines of them; rows of tables; shares and heat as they are drawn.
-# null: the page is not there yet.
+# What is to be seen, as one object: text of tiles by name; lines of them; rows of tables; shares and heat as they are
+# drawn. null: the page is not there yet.
 LOOK = """(() => {
   if (document.readyState !== "complete" || !document.getElementById("health")) return null;
   const texts = (root, query) => [...root.querySelectorAll(query)].map(e => e.textContent);
@@ -129,13 +129,15 @@ def a_second_job_takes_its_share_and_gives_it_back(page):
 
 def errors_appear_as_they_happen(page):
     before = page.look()["recent"]
-    worker = subprocess.run(["pgrep", "-P", str(MOKD), "-f", "mok-worker:host1"], capture_output=True, text=True, check=True)
+    worker = subprocess.run(["pgrep", "-P", str(MOKD), "-f", "mok-worker:host1"], capture_output=True, text=True,
+                            check=True)
     os.kill(int(worker.stdout), signal.SIGKILL)
     seen = page.until("a lost worker", lambda seen: len(seen["recent"]) > len(before) and
                       any("worker lost" in row[2] for row in seen["recent"]))
     row = next(row for row in seen["recent"] if "worker lost" in row[2])
     assert "was ended by signal 9" in row[3] and row[1].endswith(("error", "warning")), row
-    seen = page.until("the next worker", lambda seen: "all 2 devices are up" in seen["health"] and seen["devices"][1][10] == "1")
+    seen = page.until("the next worker", lambda seen: "all 2 devices are up" in seen["health"] and
+                      seen["devices"][1][10] == "1")
 
 
 def dark_and_light_differ(page):

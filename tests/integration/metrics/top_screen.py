@@ -121,7 +121,8 @@ def two_looks_differ_and_fit_and_q_ends():
     terminal.fits(small)
     assert any(line.startswith("host0") for line in small) and max(map(len, small)) == 40, f"not used: {small}"
     terminal.resize(24, 100)
-    terminal.fits(terminal.await_frame("the larger size", lambda frame: any(line.startswith("SESSION") for line in frame)))
+    terminal.fits(terminal.await_frame("the larger size",
+                                       lambda frame: any(line.startswith("SESSION") for line in frame)))
 
     os.write(terminal.fd, b"xyq")
     finish(terminal, 0)

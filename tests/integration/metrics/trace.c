@@ -264,7 +264,8 @@ static void a_worker_that_dies_takes_only_its_own_events_along(void **state)
     (void)state;
     pid_t tracer = fork();
     if (tracer == 0) {
-        execl(mokctl, "mokctl", "--socket", stack.socket, "trace", "--seconds", "2", "--out", "/dev/null", (char *)NULL);
+        execl(mokctl, "mokctl", "--socket", stack.socket, "trace", "--seconds", "2", "--out", "/dev/null",
+              (char *)NULL);
         _exit(127);
     }
     usleep(500000);

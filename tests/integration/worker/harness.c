@@ -444,7 +444,8 @@ void layer_open(struct layer *layer, struct group *group, const struct mok_layer
         fail_msg("%s", message.text);
     assert_int_equal(mok_memory_create("test-flags", group->size * MOK_FLAGS_BYTES, &fds[0]), 0);
     for (uint32_t rank = 0; rank < group->size; rank++)
-        assert_int_equal(mok_memory_create("test-sym", mok_memory_round(layer->plan.symmetric_bytes), &fds[1 + rank]), 0);
+        assert_int_equal(mok_memory_create("test-sym", mok_memory_round(layer->plan.symmetric_bytes), &fds[1 + rank]),
+                         0);
     for (uint32_t rank = 0; rank < group->size; rank++) {
         uint64_t bytes = mok_memory_round(layer->plan.private_bytes ? layer->plan.private_bytes : 1);
         assert_int_equal(mok_memory_create("test-private", bytes, &fds[1 + group->size]), 0);

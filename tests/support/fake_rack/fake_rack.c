@@ -307,6 +307,19 @@ int rack_send(struct rack *rack, uint32_t node, Mok__RackFrame *frame, uint32_t 
     return 0;
 }
 
+void rack_lose(struct rack *rack, uint32_t node, const char *reason)
+{
+    struct fake_net *net = rack->net;
+    enum rack_state state = node < net->n_racks ? rack->view[node].state : RACK_LOST;
+
+    if (state != RACK_UP && state != RACK_SUSPECT)
+        return;
+    drop_between(net, rack->index, node);
+    drop_between(net, node, rack->index);
+    set_state(net, rack->index, node, RACK_LOST, reason);
+    set_state(net, node, rack->index, RACK_LOST, "the other side has lost this one");
+}
+
 uint32_t rack_self(const struct rack *rack)
 {
     return rack->index;

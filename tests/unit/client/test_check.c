@@ -165,7 +165,8 @@ static void each_layer_option_out_of_its_range_is_named_with_value_and_bound(voi
         { FIELD(precision), 4, MOK_EDTYPE, "precision is 4" },
         { FIELD(gradient_dtype), 3, MOK_EDTYPE, "gradient_dtype is 3, must be 0, 2 (F32) or 1 (BF16)" },
         { FIELD(wgrad_precision), 3, MOK_EDTYPE, "wgrad_precision is 3, must be 0, 1 (bf16) or 2 (mxfp8)" },
-        { FIELD(wgrad_precision), 2, MOK_EDTYPE, "wgrad_precision is 2 (mxfp8), must be 0 or 1 (bf16) where precision is 1" },
+        { FIELD(wgrad_precision), 2, MOK_EDTYPE,
+          "wgrad_precision is 2 (mxfp8), must be 0 or 1 (bf16) where precision is 1" },
         { FIELD(transposed_weights), 2, MOK_ERANGE, "transposed_weights is 2, must be 0..1" },
         { FIELD(transposed_weights), 1, MOK_EDTYPE, "transposed_weights is 1, must be 0 where precision is not 3" },
     };

@@ -53,7 +53,8 @@ static void each_command_prints_its_table_and_exits_with_0(void **state)
     (void)state;
     assert_int_equal(mokctl("status"), 0);
     assert_says("mokd 9.9.9, pid 4242, up 1h 2m");
-    assert_says("over a restart: 1 sessions go on (0 away), with 12 of 16384 descriptors in the service manager's store");
+    assert_says(
+        "over a restart: 1 sessions go on (0 away), with 12 of 16384 descriptors in the service manager's store");
     assert_says("host0");
     assert_says("ada");
     assert_says("forming");
@@ -198,11 +199,12 @@ static void every_option_of_a_shape_reaches_mokd_and_json_has_the_memory(void **
 {
     uint32_t ep, device;
     (void)state;
-    assert_int_equal(mokctl(SHAPE
-                            " --json --ep 8 --device 1 --precision mxfp8-per32 --shared-intermediate 64 --clamp 7.5"
-                            " --ring-bytes 9007199254740993 --minibatch-rows 384 --comm-units 16 --gradients bf16 --wgrad mxfp8"
-                            " --transposed-weights"),
-                     0);
+    assert_int_equal(
+        mokctl(SHAPE
+               " --json --ep 8 --device 1 --precision mxfp8-per32 --shared-intermediate 64 --clamp 7.5"
+               " --ring-bytes 9007199254740993 --minibatch-rows 384 --comm-units 16 --gradients bf16 --wgrad mxfp8"
+               " --transposed-weights"),
+        0);
     Mok__LayerSpec spec = fake_last_spec(&fake, &ep, &device);
     assert_int_equal(ep, 8);
     assert_int_equal(device, 1);

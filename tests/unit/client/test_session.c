@@ -615,8 +615,14 @@ static void weight_gradients_are_of_mxfp8_where_nobody_says_and_scales_are_of_12
     mok_layer_memory memory;
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        const mok_layer_options options = { .size = sizeof(options), .hidden = 64, .intermediate = 48, .experts = 2, .topk = 1,
-                                            .max_tokens = 8, .precision = cases[i].precision, .wgrad_precision = cases[i].asked };
+        const mok_layer_options options = { .size = sizeof(options),
+                                            .hidden = 64,
+                                            .intermediate = 48,
+                                            .experts = 2,
+                                            .topk = 1,
+                                            .max_tokens = 8,
+                                            .precision = cases[i].precision,
+                                            .wgrad_precision = cases[i].asked };
         assert_works(mok_layer_memory_query(group, &options, &memory));
         assert_int_equal(fake_last_spec(&fake, NULL, NULL).wgrad_precision, cases[i].sent);
     }

@@ -44,7 +44,9 @@ int daemon_run_again(const struct daemon *daemon, const char *option);
 /* Until it takes connections. */
 void daemon_await_listening(const struct daemon *daemon);
 unsigned daemon_descriptors(const struct daemon *daemon);
-/* Whether it comes down to `bound` in a few seconds: mokd opens files of its own for moments, the user database's say. */
+/*
+ * Whether it comes down to `bound` in a few seconds: mokd opens files of its own for moments, the user database's say.
+ */
 bool daemon_descriptors_settle(const struct daemon *daemon, unsigned bound);
 unsigned long daemon_resident_kb(const struct daemon *daemon);
 

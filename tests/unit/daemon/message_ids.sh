@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The identities of the log's messages: each is used once, the catalogue has the same ones, and each message is really said.
+# The identities of the log's messages: each is used once, the catalogue has the same ones, and each message is really
+# said.
 # usage: message_ids.sh SOURCE_DIR
 set -euo pipefail
 cd "$1"

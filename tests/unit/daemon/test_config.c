@@ -506,7 +506,8 @@ static void what_is_wrong_with_a_rack_is_named(void **state)
     expect_refusal(DEVICE RACK "[node n2]\n", 11, "[node n2]: the node is there twice");
     expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.3:1\n", 0, "[node n3] public_key: missing");
     expect_refusal(DEVICE RACK "[node n3]\npublic_key = " KEY1 "\n", 0, "[node n3] address: missing");
-    expect_refusal(DEVICE RACK "[node n3]\naddress = host:1\npublic_key = " KEY1 "\n", 12, "must be an address in numbers and a port");
+    expect_refusal(DEVICE RACK "[node n3]\naddress = host:1\npublic_key = " KEY1 "\n", 12,
+                   "must be an address in numbers and a port");
     expect_refusal(DEVICE RACK "[node n3]\npublic_key = 12\naddress = 192.0.2.3:1\n", 12, "64 hexadecimal digits");
     expect_refusal(DEVICE RACK "[node n3]\naddress = 192.0.2.1:7117\npublic_key = " KEY2 "\n", 0,
                    "[node n3]: has the name, address or public key of [node n1]");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The log as the journal gets it: a socket of our own stands where journald's is, in a mount namespace of our own. Skipped
- * where that cannot be had.
+ * The log as the journal gets it: a socket of our own stands where journald's is, in a mount namespace of our own.
+ * Skipped where that cannot be had.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -107,7 +107,8 @@ static void expect_line(const char *line)
 static void fields_arrive_one_by_one(void **state)
 {
     (void)state;
-    mok_log(MOK_LOG_ERROR, "device", "worker lost", "device=%s pid=%u error=\"%s\"", "host0", 42u, "was ended by signal 9");
+    mok_log(MOK_LOG_ERROR, "device", "worker lost", "device=%s pid=%u error=\"%s\"", "host0", 42u,
+            "was ended by signal 9");
     receive();
     expect_line("MESSAGE=device: worker lost device=host0 pid=42 error=\"was ended by signal 9\"");
     expect_line("PRIORITY=3");

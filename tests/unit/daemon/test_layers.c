@@ -158,7 +158,8 @@ static void a_layer_is_charged_exactly_what_the_query_says(void **state)
     uint32_t layer = create(&pair, &created);
     assert_int_equal(created.symmetric_bytes, memory.symmetric_bytes);
     assert_int_equal(created.private_bytes, memory.private_bytes);
-    assert_int_equal(client_bytes_used(&pair.client[0]), pair.queues + 2 * (memory.symmetric_bytes + memory.private_bytes));
+    assert_int_equal(client_bytes_used(&pair.client[0]),
+                     pair.queues + 2 * (memory.symmetric_bytes + memory.private_bytes));
     destroy(&pair.client[0], layer, 0);
     /* the peer maps rank 0's symmetric workspace until its own part goes */
     client_expect_bytes(&pair.client[0], pair.queues + 2 * memory.symmetric_bytes + memory.private_bytes);

@@ -474,6 +474,30 @@ static void a_call_that_waits_in_vain_fails_on_late_ranks_too(void **state)
     close_pair(clients);
 }
 
+static void a_rank_that_comes_alone_again_and_again_leaves_little_behind(void **state)
+{
+    enum { CALLS = 80, KEPT = 64 };
+    struct client clients[2];
+
+    open_pair(clients, *state);
+    uint32_t group = client_join(clients, 2, "alone");
+    for (int i = 0; i < CALLS; i++) {
+        send_alloc(&clients[0], group, 4096, 1);
+        expect_answer(&clients[0], -MOK_ETIMEDOUT, "no call came from rank 1");
+    }
+    for (int i = 0; i < CALLS; i++) {
+        send_alloc(&clients[1], group, 4096, 0);
+        expect_answer(&clients[1], -MOK_ETIMEDOUT,
+                      i < CALLS - KEPT ? "other ranks gave this call of rank 1 up"
+                                       : "rank 0 of group alone waited 1 ms");
+    }
+    send_alloc(&clients[1], group, 4096, 0); /* and they are in step */
+    send_alloc(&clients[0], group, 4096, 0);
+    expect_answer(&clients[0], 0, "");
+    expect_answer(&clients[1], 0, "");
+    close_pair(clients);
+}
+
 static void a_rank_beyond_its_limit_fails_the_call_for_all(void **state)
 {
     struct client clients[2];
@@ -559,6 +583,7 @@ int main(void)
         test(ranks_that_differ_on_the_size_all_learn_it),
         test(calls_meet_in_the_order_in_which_each_rank_makes_them),
         test(a_call_that_waits_in_vain_fails_on_late_ranks_too),
+        test(a_rank_that_comes_alone_again_and_again_leaves_little_behind),
         test(a_rank_beyond_its_limit_fails_the_call_for_all),
         test(a_waiting_call_ends_when_a_rank_goes),
         test(leaving_a_group_frees_its_symmetric_buffers),

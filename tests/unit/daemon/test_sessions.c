@@ -131,6 +131,26 @@ static void a_message_cut_short_ends_the_session(void **state)
     expect_alive(&bystander);
 }
 
+static void a_name_with_a_nul_inside_is_refused_by_its_field(void **state)
+{
+    struct client client;
+    Mok__GroupJoin join;
+    Mok__Request request = ask_join(&join, "ours#theirs", 2, 0, 0);
+    uint8_t bytes[128];
+
+    client_open(&client, *state);
+    request.id = 9;
+    size_t size = mok__request__pack(&request, bytes);
+    uint8_t *mark = memchr(bytes, '#', size);
+    assert_non_null(mark);
+    *mark = 0;
+    assert_true(send(client.fd, bytes, size, 0) > 0);
+    _cleanup_answer_ struct answer answer = client_receive(&client);
+    assert_int_equal(answer.reply->code, -MOK_ENAME);
+    assert_non_null(strstr(answer.reply->text, "name = "));
+    client_close(&client);
+}
+
 static void a_message_too_large_ends_the_session(void **state)
 {
     struct client client, bystander;
@@ -364,6 +384,7 @@ int main(void)
         cmocka_unit_test(hello_is_said_once),
         cmocka_unit_test(bytes_that_are_no_message_end_the_session),
         cmocka_unit_test(a_message_cut_short_ends_the_session),
+        cmocka_unit_test(a_name_with_a_nul_inside_is_refused_by_its_field),
         cmocka_unit_test(a_message_too_large_ends_the_session),
         cmocka_unit_test(descriptors_in_a_message_end_the_session_and_do_not_stay),
         cmocka_unit_test(a_request_without_an_id_ends_the_session),

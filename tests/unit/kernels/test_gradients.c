@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * BF16 weight gradients are the FP32 ones, rounded once: whatever cuts an expert's rows (minibatches, macrobatches, blocks
- * of the shared expert), however many threads and ranks there are, added to what is stored or not.
+ * BF16 weight gradients are the FP32 ones, rounded once: whatever cuts an expert's rows (minibatches, macrobatches,
+ * blocks of the shared expert), however many threads and ranks there are, added to what is stored or not.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,7 +30,13 @@ static const struct problem_options options[] = {
       .shared_intermediate = 64,
       .seed = 61 },
     { .hidden = 1040, .intermediate = 272, .experts = 2, .topk = 1, .tokens = 150, .seed = 62 },
-    { .hidden = 16, .intermediate = 16, .experts = 2, .topk = 1, .tokens = 2100, .shared_intermediate = 16, .seed = 63 },
+    { .hidden = 16,
+      .intermediate = 16,
+      .experts = 2,
+      .topk = 1,
+      .tokens = 2100,
+      .shared_intermediate = 16,
+      .seed = 63 },
 };
 #define PROBLEMS (sizeof(options) / sizeof(options[0]))
 #define FIRST_GRADIENT RESULT_D_GATE

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * MXFP8 weight gradients: which values their operands have, by a model that shares nothing with the product; that nothing
- * else of a backward changes; that no cut of an expert's rows shows; every number of experts.
+ * MXFP8 weight gradients: which values their operands have, by a model that shares nothing with the product; that
+ * nothing else of a backward changes; that no cut of an expert's rows shows; every number of experts.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -131,7 +131,8 @@ static void operand_free(struct operand *o)
 }
 
 /* got[m][n] against the FP64 sum over rows of a(row, m) * b(row, n), from `start` on. */
-static void check_sums(const char *what, const float *got, const struct operand *a, const struct operand *b, float start)
+static void check_sums(const char *what, const float *got, const struct operand *a, const struct operand *b,
+                       float start)
 {
     for (uint64_t m = 0; m < a->columns; m++)
         for (uint64_t n = 0; n < b->columns; n++) {
@@ -149,7 +150,8 @@ static void check_sums(const char *what, const float *got, const struct operand 
         }
 }
 
-static void operands_have(uint64_t rows, uint32_t hidden, uint32_t intermediate, uint32_t group, bool nan, uint64_t seed)
+static void operands_have(uint64_t rows, uint32_t hidden, uint32_t intermediate, uint32_t group, bool nan,
+                          uint64_t seed)
 {
     enum { X, D_OUT, D_A, D_B, H, OPERANDS };
     const uint64_t columns[OPERANDS] = { hidden, hidden, intermediate, intermediate, intermediate };

@@ -202,7 +202,9 @@ static void garbage_is_refused(void **state)
     assert_int_equal(recv_and_drop(link->b, NULL), -MOK_EPROTO);
 }
 
-/* Unknown fields at the top, in a message of a oneof and in a message within: what is sent on is what was understood. */
+/*
+ * Unknown fields at the top, in a message of a oneof and in a message within: what is sent on is what was understood.
+ */
 static void fields_of_a_newer_peer_are_dropped_at_every_depth(void **state)
 {
     const uint8_t bytes[] = {
@@ -264,6 +266,43 @@ static void the_largest_message_passes(void **state)
     Mok__Request *request = recv_hello(link->b, NULL);
     assert_string_equal(request->hello->job, name);
     mok_wire_free(&request->base);
+}
+
+/* Where the packed bytes have `placeholder`, they get a NUL. */
+static void put_nuls(uint8_t *bytes, size_t size, char placeholder)
+{
+    for (uint8_t *at = bytes; (at = memchr(at, placeholder, (size_t)(bytes + size - at)));)
+        *at = 0;
+}
+
+static void a_text_with_a_nul_inside_is_not_taken_for_what_stands_before_it(void **state)
+{
+    (void)state;
+    Mok__DeviceInfo device[2] = { MOK__DEVICE_INFO__INIT, MOK__DEVICE_INFO__INIT };
+    Mok__DeviceInfo *pointers[] = { &device[0], &device[1] };
+    Mok__DeviceListReply list = MOK__DEVICE_LIST_REPLY__INIT;
+    uint8_t uuid[16] = { 7 }, bytes[512];
+    ProtobufCMessage *message = NULL;
+
+    device[0].name = (char *)"gpu0#evil#";
+    device[0].uuid = (ProtobufCBinaryData){ sizeof(uuid), uuid };
+    device[1].name = (char *)"#";
+    device[1].reason = (char *)"whole";
+    list.n_device = 2;
+    list.device = pointers;
+    size_t size = mok__device_list_reply__pack(&list, bytes);
+    assert_true(size <= sizeof(bytes));
+    put_nuls(bytes, size, '#');
+    assert_int_equal(mok_wire_unpack(&mok__device_list_reply__descriptor, bytes, size, &message), 0);
+    const Mok__DeviceListReply *got = (const Mok__DeviceListReply *)message;
+    assert_int_equal(got->n_device, 2);
+    assert_string_equal(got->device[0]->name, "gpu0\x7f"
+                                              "evil\x7f");
+    assert_int_equal(got->device[0]->uuid.len, sizeof(uuid)); /* no text */
+    assert_memory_equal(got->device[0]->uuid.data, uuid, sizeof(uuid));
+    assert_string_equal(got->device[1]->name, "\x7f");
+    assert_string_equal(got->device[1]->reason, "whole");
+    mok_wire_free(message);
 }
 
 /* Two bytes a device on the wire, over a hundred in memory: 32,000 of them would take megabytes. */
@@ -627,6 +666,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         link_test(a_message_arrives_as_it_was_sent),
         link_test(the_end_of_the_connection_is_told_apart_from_a_message),
+        link_test(a_text_with_a_nul_inside_is_not_taken_for_what_stands_before_it),
         link_test(an_end_that_closed_with_our_packets_unread_is_an_end_like_any_other),
         link_test(sending_to_an_end_that_is_gone_is_an_error_and_no_signal),
         link_test(an_empty_packet_ends_the_connection),

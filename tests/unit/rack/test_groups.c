@@ -140,7 +140,9 @@ static void a_rank_that_is_taken_is_refused_and_the_group_still_forms(void **sta
     rack_free(rack);
 }
 
-/* Nodes 0 and 1 have lost each other; where both can get to the home, it brings them together, and the lead finds out. */
+/*
+ * Nodes 0 and 1 have lost each other; where both can get to the home, it brings them together, and the lead finds out.
+ */
 static void who_waits_in_vain_is_told_whom_his_node_does_not_reach(void **state)
 {
     (void)state;
@@ -371,6 +373,55 @@ static void when_one_gives_up_waiting_all_do_and_the_counts_stay_in_step(void **
     rack_alloc(rack, group, 3, 2, 64);
     rack_settle(rack);
     assert_non_null(rack_note(rack, 2, NOTE_COMMIT, group, 2));
+    rack_free(rack);
+}
+
+static void a_rank_that_calls_alone_again_and_again_leaves_little_behind(void **state)
+{
+    enum { CALLS = 80, KEPT = 64 };
+    (void)state;
+    struct rack *rack = rack_new(2, 29);
+    struct group_params params = { .kind = GROUP_ALLOC, .bytes = 64 };
+    uint32_t group = rack_form(rack, "alone", 2);
+    for (uint64_t i = 1; i <= CALLS; i++) {
+        call(rack, group, 1, i, &params, 1);
+        rack_wait(rack, 300);
+        rack_expect_text(rack_note(rack, 1, NOTE_ABORT, group, i), -MOK_ETIMEDOUT, "no call came from rank 0");
+    }
+    assert_in_range(group_node_count(&rack->node[0].node), KEPT, KEPT + 8);
+    for (uint64_t i = 1; i <= CALLS; i++)
+        call(rack, group, 0, i, &params, 0);
+    rack_settle(rack);
+    rack_expect_text(rack_note(rack, 0, NOTE_ABORT, group, CALLS - KEPT), -MOK_ETIMEDOUT,
+                     "other ranks gave this call of rank 0 up");
+    rack_expect_text(rack_note(rack, 0, NOTE_ABORT, group, CALLS - KEPT + 1), -MOK_ETIMEDOUT,
+                     "rank 1 of group alone waited 1 ms");
+    rack_alloc(rack, group, 2, CALLS + 1, 64); /* and they are in step */
+    rack_settle(rack);
+    assert_non_null(rack_note(rack, 1, NOTE_COMMIT, group, CALLS + 1));
+    rack_free(rack);
+}
+
+static void a_time_out_beyond_all_time_is_none(void **state)
+{
+    (void)state;
+    struct rack *rack = rack_new(2, 28);
+    struct group_params params = { .kind = GROUP_ALLOC, .bytes = 16 };
+    struct group_joining joining = {
+        .uid = 1000, .user = "", .name = "patient", .size = 2, .kind = MOK_DEVICE_HOST, .timeout_ms = UINT64_MAX
+    };
+    uint64_t join[2];
+    for (joining.rank = 0; joining.rank < 2; joining.rank++) {
+        group_node_join(&rack->node[joining.rank].node, &joining, rack->now_ms, &join[joining.rank]);
+        rack_wait(rack, 20000);
+    }
+    const struct note *formed = &rack->node[0].note[1];
+    assert_int_equal(formed->kind, NOTE_COMMIT);
+    call(rack, formed->group, 0, 1, &params, UINT64_MAX - 1);
+    rack_wait(rack, 20000);
+    call(rack, formed->group, 1, 1, &params, UINT64_MAX / 2 + 1);
+    rack_settle(rack);
+    assert_non_null(rack_note(rack, 1, NOTE_COMMIT, formed->group, 1));
     rack_free(rack);
 }
 
@@ -677,6 +728,8 @@ int main(void)
         cmocka_unit_test(calls_are_committed_once_all_have_called_and_all_are_prepared),
         cmocka_unit_test(a_difference_names_ranks_nodes_and_field_to_all),
         cmocka_unit_test(when_one_gives_up_waiting_all_do_and_the_counts_stay_in_step),
+        cmocka_unit_test(a_rank_that_calls_alone_again_and_again_leaves_little_behind),
+        cmocka_unit_test(a_time_out_beyond_all_time_is_none),
         cmocka_unit_test(what_one_node_cannot_do_is_undone_by_all_and_the_group_goes_on),
         cmocka_unit_test(a_node_that_does_not_prepare_in_time_is_named),
         cmocka_unit_test(a_lost_node_ends_the_groups_with_ranks_there_and_no_others),

@@ -129,6 +129,39 @@ static void the_largest_command_arrives_and_a_larger_one_is_refused(void **state
     assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_UP);
 }
 
+static bool both_rose_again(struct rack_net *it)
+{
+    return it->node[0].ups >= 2 && it->node[1].ups >= 2 && rack_net_all_up(it);
+}
+
+static bool second_hears_again(struct rack_net *it)
+{
+    if (it->node[1].messages == 0)
+        rack_net_ping(it, 0, 1, 1, 16, 0);
+    return it->node[1].messages > 0;
+}
+
+static void a_node_that_is_given_up_loses_this_one_too_and_both_begin_anew(void **state)
+{
+    uint32_t other = 0;
+
+    (void)state;
+    rack_net_start_all(&net);
+    rack_net_until(&net, rack_net_all_up, "not up");
+    assert_int_equal(rack_find(net.node[0].rack, "n1", &other), 0);
+    assert_int_equal(rack_net_ping(&net, 0, 1, 7, 16, 0), 0); /* under way: it may never arrive */
+    rack_lose(net.node[0].rack, other, "no room for what it has to be told");
+    assert_int_equal(rack_net_info(&net, 0, 1).state, RACK_LOST);
+    assert_string_equal(net.node[0].reason, "no room for what it has to be told");
+    rack_lose(net.node[0].rack, other, "lost once is enough");
+    rack_lose(net.node[0].rack, rack_self(net.node[0].rack), "nobody loses himself");
+    assert_int_equal(net.node[0].losses, 1);
+    rack_net_until(&net, both_rose_again, "they do not find each other again");
+    assert_true(net.node[1].losses > 0);
+    net.node[1].messages = 0;
+    rack_net_until(&net, second_hears_again, "nothing arrives any more");
+}
+
 static bool own_has_one(struct rack_net *it)
 {
     return it->node[0].messages == 1;
@@ -648,6 +681,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_peer_that_does_not_read_is_refused_more_and_gets_all_later, open_two,
                                         close_net),
         cmocka_unit_test_setup_teardown(the_largest_command_arrives_and_a_larger_one_is_refused, open_two, close_net),
+        cmocka_unit_test_setup_teardown(a_node_that_is_given_up_loses_this_one_too_and_both_begin_anew, open_two,
+                                        close_net),
         cmocka_unit_test_setup_teardown(a_node_can_send_to_itself, open_two, close_net),
         cmocka_unit_test_setup_teardown(sending_to_who_is_not_up_is_refused, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_restarted_peer_is_lost_first_and_has_a_new_boot_id, open_two, close_net),
@@ -656,7 +691,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_node_whose_loop_hangs_is_lost_and_comes_back, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_reload_adds_and_removes_nodes, open_three, close_net),
         cmocka_unit_test_setup_teardown(a_node_that_is_sought_at_a_wrong_address_is_not_up, open_two, close_net),
-        cmocka_unit_test_setup_teardown(the_address_that_a_node_listens_at_is_not_changed_by_a_reload, open_two, close_net),
+        cmocka_unit_test_setup_teardown(the_address_that_a_node_listens_at_is_not_changed_by_a_reload, open_two,
+                                        close_net),
         cmocka_unit_test_setup_teardown(a_removed_node_that_calls_again_at_once_is_refused, open_two, close_net),
         cmocka_unit_test_setup_teardown(a_dead_node_that_comes_and_goes_in_the_inventory_stalls_nobody, open_three,
                                         close_net),
