@@ -211,10 +211,10 @@ static struct entry *entries_add(struct entries *entries)
     return &entries->list[entries->count++];
 }
 
+/* Whether it is there already is not looked for: who says it twice could as well say twice as much. */
 static void take(struct entries *entries, const Mok__RackUserUse *from)
 {
-    if (find(entries, from->group, from->uid, from->job) || (from->name[0] && !mok_name_is_valid(from->name)) ||
-        (from->job[0] && !mok_name_is_valid(from->job)))
+    if ((from->name[0] && !mok_name_is_valid(from->name)) || (from->job[0] && !mok_name_is_valid(from->job)))
         return;
     struct entry *entry = entries_add(entries);
     if (!entry)
