@@ -147,7 +147,7 @@ struct mx_quad_gather : mx_gather {
     }
 };
 
-constexpr uint32_t mx_group_cycles = 420; /* by which the second warpgroup follows the first into a task */
+constexpr uint32_t mx_group_cycles = 700; /* by which the second warpgroup follows the first into a task */
 
 struct mx_quad_consumer : mx_consumer_base {
     /* Begins 64 rows x 128 columns of a stage. */
