@@ -225,6 +225,14 @@ struct block_consumer : mx_consumer_base {
         multiply_mx(d, k_blocks);
     }
 
+    /* A forward's; nothing is done beside its products. */
+    template <class Begun>
+    __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks, const Begun &begun)
+    {
+        begun();
+        multiply_mx(d, k_blocks);
+    }
+
     /*
      * Quantises eight rows' 128 columns of h into this warp's staging; the four scales go to `scale` of lane's row.
      * h[2 j + e]: column 8 j + 2 (lane % 4) + e of row lane / 4 + 8 half.

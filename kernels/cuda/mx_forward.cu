@@ -91,6 +91,9 @@ __global__ void __launch_bounds__(quantize_threads) quantize_kernel(const __grid
         wait_for_previous_kernel();
 }
 
+/* Whether pulls take the stages. With scales of 32 values gather warps have no register left to follow that. */
+constexpr bool by_stages = MOK_MX_SCALE == 128;
+
 /* ---- loader ---- */
 
 /* Until all of this block's rows of the unit are there. */
@@ -104,10 +107,16 @@ __device__ __forceinline__ void wait_rows(const mok_cuda_mx_args &p, const block
 struct mx_loader : loader_base {
     const mok_cuda_mx_args &p;
 
+    /* Consumers bring the rows, which may take all stages. */
     __device__ void pull(const task &, uint32_t lane)
     {
-        if (lane == 0)
-            request(1, 1);
+        if (lane != 0)
+            return;
+        request(1, 1);
+        for (uint32_t i = 0; by_stages && i < MOK_STAGES; i++, pipe.n++) {
+            mbar_wait(b.empty(pipe.stage()), pipe.phase() ^ 1u);
+            mbar_arrive(b.full(pipe.stage()));
+        }
     }
 
     __device__ void gate_up(const task &t, uint4 v)
@@ -169,7 +178,9 @@ __device__ void gather(const mok_cuda_mx_args &p, const block_view &b, uint32_t 
         task t = decode(v);
         if (t.type == MOK_TASK_END)
             return;
-        if (t.type == MOK_TASK_GATE_UP) {
+        if (by_stages && t.type == MOK_TASK_PULL) {
+            gather_follow(b, g.pipe, MOK_STAGES, lane);
+        } else if (t.type == MOK_TASK_GATE_UP) {
             wait_rows(p, b, t, v);
             forget(v);
             g.fill<true>(decode(v));
@@ -263,8 +274,22 @@ struct mx_forward_consumer : scale_consumer {
             wait_counter(all, &before->gate_up_done, __ldcg(&before->gate_up_warps), MOK_WAIT_RING_X, v);
             __syncwarp();
         }
+        for (uint32_t i = 0; by_stages && i < MOK_STAGES; i++)
+            mbar_wait(b.full((pipe.n + i) % MOK_STAGES), (pipe.n + i) / MOK_STAGES & 1u);
+        __syncwarp();
         bring(t);
         pulled(t);
+        for (uint32_t i = 0; by_stages && i < MOK_STAGES; i++, pipe.n++)
+            release(pipe.stage());
+    }
+
+    /* Room for a piece of a row; all stages together are so many for each warp. */
+    static constexpr uint32_t slot_bytes = 8192;
+    static constexpr uint32_t slots = MOK_STAGES * (MOK_A_BYTES + MOK_B_BYTES) / slot_bytes / MOK_CONSUMER_WARPS;
+    static_assert(slots == 3, "fetches that are under way are waited for by number");
+    __device__ uint32_t slot(uint32_t i) const
+    {
+        return b.smem + a_offset + (warp + i % slots * MOK_CONSUMER_WARPS) * slot_bytes;
     }
 
     /* This warp's share of a pull: rows of x, wherever they lie, beside each other. */
@@ -272,29 +297,72 @@ struct mx_forward_consumer : scale_consumer {
     {
         constexpr uint32_t rows = MOK_TILE_M / MOK_MX_PULLS / MOK_CONSUMER_WARPS; /* of a warp */
         const uint32_t first = b.rank * MOK_TILE_M + (t.column * MOK_CONSUMER_WARPS + warp) * rows, end = min(t.rows, first + rows);
-        const uint64_t ring = static_cast<uint64_t>(t.ring64) * 64;
-        for (uint32_t r = first; r < end; r++) {
-            const uint64_t at = __ldcg(all.row_src + static_cast<uint64_t>(t.row64) * 64 + r);
-            const uint4 *from = reinterpret_cast<const uint4 *>(at & ~1ull);
-            uint4 *to = reinterpret_cast<uint4 *>(p.x_rows[t.macrobatch > 0] + (ring + r) * p.x_row_bytes);
-            copy_row(from, to, p.x_row_bytes / 16);
+        if (first >= end)
+            return;
+        const uint64_t ring = static_cast<uint64_t>(t.ring64) * 64 + first;
+        const uint64_t *sources = all.row_src + static_cast<uint64_t>(t.row64) * 64;
+        const uint64_t own = __ldcg(sources + min(first + lane % rows, end - 1)) & ~1ull;
+        uint8_t *to = p.x_rows[t.macrobatch > 0] + ring * p.x_row_bytes;
+        if (!by_stages) {
+            for (uint32_t r = 0; r < end - first; r++, to += p.x_row_bytes) {
+                const uint64_t from = __shfl_sync(~0u, own, r);
+                copy_row(reinterpret_cast<const uint4 *>(from), reinterpret_cast<uint4 *>(to), p.x_row_bytes / 16);
+            }
+            return;
         }
-        __syncwarp(); /* rows' ends were copied by other lanes */
-        if (MOK_MX_SCALE == 128 && first < end)
-            turn_factors<rows>(p.x_rows[t.macrobatch > 0] + (ring + first) * p.x_row_bytes + all.hidden, ring + first, end - first);
+        copy_rows(own, to, end - first, [&] { turn_factors<rows>(own, ring); });
     }
 
-    /* Scales of this warp's rows in the ring, as floats, to where a k-block's of all rows lie beside each other. */
-    template <uint32_t Rows> __device__ __forceinline__ void turn_factors(const uint8_t *from, uint64_t to, uint32_t rows)
+    /* Rows of which lane i has the i-th one's place, beside each other to `to`, by way of this warp's part of the stages. */
+    template <class Meanwhile>
+    __device__ __forceinline__ void copy_rows(uint64_t own, uint8_t *to, uint32_t rows, const Meanwhile &meanwhile)
+    {
+        const uint32_t of_row = (p.x_row_bytes + slot_bytes - 1) / slot_bytes, pieces = rows * of_row;
+        auto bytes = [&](uint32_t i) { return min(slot_bytes, p.x_row_bytes - i % of_row * slot_bytes); };
+        auto fetch = [&](uint32_t i) {
+            const uint64_t from = __shfl_sync(~0u, own, i / of_row) + i % of_row * slot_bytes;
+            if (i < pieces)
+                for (uint32_t at = 16 * lane; at < bytes(i); at += 16 * 32)
+                    cp_async_16(slot(i) + at, reinterpret_cast<const uint8_t *>(from) + at, 16);
+            cp_async_commit();
+        };
+#pragma unroll 1
+        for (uint32_t i = 0; i < slots; i++)
+            fetch(i);
+        meanwhile();
+#pragma unroll 1
+        for (uint32_t i = 0; i < pieces; i++) {
+            cp_async_wait<slots - 1>();
+            fence_async_shared();
+            __syncwarp();
+            if (lane == 0) {
+                bulk_store(to + i / of_row * p.x_row_bytes + i % of_row * slot_bytes, slot(i), bytes(i));
+                bulk_commit();
+                bulk_wait_read();
+            }
+            __syncwarp();
+            fetch(i + slots);
+        }
+        if (lane == 0) {
+            bulk_wait();
+            fence_async();
+        }
+    }
+
+    /* Scales of such rows, as floats, to where a k-block's of all rows lie beside each other. */
+    template <uint32_t Rows> __device__ __forceinline__ void turn_factors(uint64_t own, uint64_t to)
     {
         static_assert(Rows == 4, "rows of a warp are stored as one vector");
+        const uint64_t scales = own + all.hidden;
+        uint64_t from[Rows];
+#pragma unroll
+        for (uint32_t i = 0; i < Rows; i++)
+            from[i] = __shfl_sync(~0u, scales, i);
         for (uint32_t k = lane; k < all.k_blocks; k += 32) {
             float factor[Rows];
 #pragma unroll
-            for (uint32_t i = 0; i < Rows; i++) {
-                const uint8_t *at = from + min(i, rows - 1) * p.x_row_bytes + 4 * k;
-                factor[i] = mok_e8m0_to_f32(static_cast<uint8_t>(__ldcg(reinterpret_cast<const uint32_t *>(at))));
-            }
+            for (uint32_t i = 0; i < Rows; i++)
+                factor[i] = mok_e8m0_to_f32(static_cast<uint8_t>(__ldcv(reinterpret_cast<const uint32_t *>(from[i]) + k)));
             __stcg(reinterpret_cast<float4 *>(p.x_factor + static_cast<uint64_t>(k) * p.factor_rows + to),
                    make_float4(factor[0], factor[1], factor[2], factor[3]));
         }
@@ -342,11 +410,13 @@ struct mx_forward_consumer : scale_consumer {
         const uint32_t k_blocks = at_first.type == MOK_TASK_DOWN ? p.h_blocks : all.k_blocks;
         const bool active = b.rows(at_first) > group * 64;
         float d[128];
-        if (at_first.type == MOK_TASK_DOWN)
-            note_place(at_first);
         note_task(v);
         if (active)
-            multiply_mx(d, k_blocks);
+            multiply_mx(d, k_blocks, [&] {
+                const task t = decode(noted_task());
+                if (t.type == MOK_TASK_DOWN)
+                    note_place(t);
+            });
         else
             skip(k_blocks);
         v = noted_task();

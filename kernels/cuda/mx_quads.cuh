@@ -147,12 +147,14 @@ struct mx_quad_gather : mx_gather {
     }
 };
 
+constexpr uint32_t mx_group_cycles = 700; /* by which the second warpgroup follows the first into a task */
+
 struct mx_quad_consumer : mx_consumer_base {
     /* Begins 64 rows x 128 columns of a stage. */
     __device__ __forceinline__ static void begin(float (&part)[64], uint64_t a, uint64_t columns)
     {
         wgmma_fence();
-        wgmma_m64n128k32_e4m3_first(part, a, columns);
+        wgmma_m64n128k32_e4m3_again(part, a, columns);
 #pragma unroll
         for (uint32_t i = 1; i < MOK_MX_TILE_K / 32; i++)
             wgmma_m64n128k32_e4m3(part, a + 2 * i, columns + 2 * i);
@@ -178,57 +180,77 @@ struct mx_quad_consumer : mx_consumer_base {
     /*
      * d = this group's 64 rows of A times 256 columns of B, over the stages of a task, 128 columns at a time. The other group's
      * products hide what this one does between its own, as long as that is shorter than they are: so products begin first, and
-     * scales, and whether the next stage is there, are asked for behind them.
+     * scales, and whether the next stage is there, are asked for behind them; and begun() is called behind the first. The second
+     * group begins somewhat later than the first, so that they do not promote at the same time.
      */
-    __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks)
+    template <class Begun>
+    __device__ __forceinline__ void multiply_mx(float (&d)[128], uint32_t k_blocks, const Begun &begun)
     {
         await(mbar_test(b.full(pipe.stage()), pipe.phase()));
         const uint32_t uneven = load_shared_4(scales_of(pipe.stage()) + mx_factor_bytes + offsetof(mok_cuda_mx_pair, uneven));
 #pragma unroll
         for (uint32_t i = 0; i < 128; i++)
             d[i] = 0.0f;
+        if (group != 0)
+            let_cycles_pass(mx_group_cycles);
         if (uneven != 0)
-            multiply_of<false>(d, k_blocks);
+            multiply_of<false>(d, k_blocks, begun);
         else
-            multiply_of<true>(d, k_blocks);
+            multiply_of<true>(d, k_blocks, begun);
     }
     __device__ __forceinline__ uint32_t scales_of(uint32_t stage) const
     {
         return b.smem + mx_scale_offset + stage * mx_part_bytes;
     }
 
-    /* Even: all columns of a half have one scale. */
-    template <bool Even> __device__ __forceinline__ void multiply_of(float (&d)[128], uint32_t k_blocks)
+    /*
+     * Even: all columns of a half have one scale. Between two products nothing is left but the promotion: where the next stage
+     * lies, whether it is there and what its scales make is found while the tensor cores are busy.
+     */
+    template <bool Even, class Begun>
+    __device__ __forceinline__ void multiply_of(float (&d)[128], uint32_t k_blocks, const Begun &begun)
     {
         const uint64_t a0 = wgmma_descriptor(b.smem + a_offset + group * 64 * 128);
         const uint64_t b0 = wgmma_descriptor(b.smem + b_offset);
         const uint32_t row = 4 * (warp * 16 + lane / 4), column = b.smem + mx_columns_offset + 16 * (lane % 4);
-        bool ready = true;
+        uint64_t at = a0 + pipe.stage() * (MOK_A_BYTES / 16), bt = b0 + pipe.stage() * (MOK_B_BYTES / 16);
+        float part[64];
+#pragma unroll
+        for (uint32_t i = 0; i < 64; i++)
+            part[i] = 0.0f;
 #pragma unroll 1
-        for (const uint32_t last = pipe.n + k_blocks; pipe.n != last;) {
+        for (const uint32_t first = pipe.n, last = first + k_blocks; pipe.n != last;) {
             const uint32_t stage = pipe.stage(), scales = scales_of(stage);
-            const uint64_t at = a0 + stage * (MOK_A_BYTES / 16), bt = b0 + stage * (MOK_B_BYTES / 16);
-            await(ready);
-            float part[64];
             begin(part, at, bt);
-            deliver(); /* while the tensor cores are busy; at most once a task */
+            deliver(); /* at most once a task */
+            if (pipe.n == first)
+                begun();
             const float upper = __uint_as_float(load_shared_4(scales + row)), lower = __uint_as_float(load_shared_4(scales + row + 8 * 4));
             const uint2 same = Even ? load_shared_8(scales + mx_factor_bytes) : make_uint2(0, 0);
             const float s0 = __uint_as_float(same.x), s1 = __uint_as_float(same.y);
             const uint32_t columns = column + pipe.n % mx_column_stages * mx_column_bytes;
+            float factor[4] = { __fmul_rn(upper, s0), __fmul_rn(lower, s0), __fmul_rn(upper, s1), __fmul_rn(lower, s1) };
+#pragma unroll
+            for (uint32_t i = 0; Even && i < 4; i++)
+                settle(factor[i]);
             end(part);
             if (Even)
-                promote_same(d, part, __fmul_rn(upper, s0), __fmul_rn(lower, s0));
+                promote_same(d, part, factor[0], factor[1]);
             else
                 promote(d, part, upper, lower, columns);
             begin(part, at, bt + MOK_B_BYTES / 32);
             pipe.n++;
-            ready = mbar_test(b.full(pipe.stage()), pipe.phase());
+            at = a0 + pipe.stage() * (MOK_A_BYTES / 16);
+            bt = b0 + pipe.stage() * (MOK_B_BYTES / 16);
+            forget(at);
+            forget(bt);
+            if (pipe.n != last)
+                await(mbar_test(b.full(pipe.stage()), pipe.phase()));
             end(part);
             if (Even) {
                 __syncwarp(); /* all lanes have what they read of the scales: the first half's sums needed it */
                 release(stage);
-                promote_same(d + 64, part, __fmul_rn(upper, s1), __fmul_rn(lower, s1));
+                promote_same(d + 64, part, factor[2], factor[3]);
             } else {
                 promote(d + 64, part, upper, lower, columns + mx_column_bytes / 2);
                 /* the arrival must not overtake the loads: the vote needs what the last one brought; no sum is this NaN */

@@ -341,6 +341,16 @@ __device__ __forceinline__ uint64_t timer_ns()
     return t;
 }
 
+/* About so many cycles of this SM's clock. */
+__device__ __forceinline__ void let_cycles_pass(uint32_t count)
+{
+    uint32_t from, now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(from));
+    do
+        asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+    while (now - from < count);
+}
+
 /* ---- kernels that follow each other ---- */
 
 /* Waits for the kernels before this one in the stream; every block of every kernel does, so that order is transitive.
@@ -382,6 +392,10 @@ __device__ __forceinline__ void forget(uint4 &v)
 __device__ __forceinline__ void forget(uint32_t &v)
 {
     asm volatile("" : "+r"(v)::"memory");
+}
+__device__ __forceinline__ void forget(uint64_t &v)
+{
+    asm volatile("" : "+l"(v)::"memory");
 }
 
 /* 2^x to about two units in the last place; denormals are zero. */

@@ -105,6 +105,18 @@ __device__ __forceinline__ void wgmma_m64n128k32_e4m3_first(float (&d)[64], uint
                  : "l"(a), "l"(b));
 }
 
+/*
+ * The first product of a sum, as an instruction that seems to read what the registers hold. So a compiler gives all sums of a
+ * loop the same ones; where it takes others it moves what lies in its way, or spills it.
+ */
+__device__ __forceinline__ void wgmma_m64n128k32_e4m3_again(float (&d)[64], uint64_t a, uint64_t b)
+{
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 0, 0;\n"
+                 " wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" MOK_SUMS_64_PTX "}, %64, %65, p, 1, 1;\n}"
+                 : MOK_SUMS_64("+f")
+                 : "l"(a), "l"(b));
+}
+
 #undef MOK_SUMS_8
 #undef MOK_SUMS_32
 #undef MOK_SUMS_64

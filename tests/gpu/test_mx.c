@@ -79,6 +79,7 @@ static const struct problem_options layers[] = {
       .weighting = WEIGHT_ZERO_NEGATIVE,
       .seed = 13 },
     { .hidden = 16, .intermediate = 16, .experts = 4, .topk = 1, .tokens = 40, .shared_intermediate = 16, .seed = 14 },
+    { .hidden = 8336, .intermediate = 16, .experts = 4, .topk = 1, .tokens = 10, .seed = 15 }, /* rows of two pieces */
 };
 
 /* Each MX_SCALE of a row get the same largest value, so that all columns of a tile have one scale. */

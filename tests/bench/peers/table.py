@@ -27,7 +27,7 @@ TABLES = [
         ("MB in, links say", lambda r: cell(r["link_bytes_seen"] * 1e-6, 0) if r.get("link_bytes_seen", -1) >= 0 else "-"),
         ("gather, pull GB/s", lambda r: f"{r['gather_gb_s']:.0f}, {r['pull_gb_s']:.0f}" if "gather_gb_s" in r else "-")]),
     ("sweeps", lambda r: "sweep" in r and "over_plan" in r, COMMON + [("setting", lambda r: f"{r['sweep']} {r['setting'] or 'plan'}"), ("over the plan's", lambda r: cell(r["over_plan"]))]),
-    ("mok-bench layer", lambda r: "op" in r and "of" not in r and "sweep" not in r, COMMON + [
+    ("mok-bench layer", lambda r: "op" in r and "ms" in r and "of" not in r and "sweep" not in r, COMMON + [
         ("peer ms", lambda r: cell(r.get("peer_ms"))), ("peer", lambda r: r.get("peer") or "-"), ("cost us", lambda r: cell(r.get("cost_us"), 1)),
         ("queued, cost us", lambda r: cell(r.get("queued_cost_us"), 1))]),
 ]

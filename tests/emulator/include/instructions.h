@@ -316,6 +316,12 @@ inline void forget(uint4 &)
 inline void forget(uint32_t &)
 {
 }
+inline void let_cycles_pass(uint32_t)
+{
+}
+inline void forget(uint64_t &)
+{
+}
 
 /* ---- the matrix instruction ---- */
 
@@ -346,6 +352,10 @@ inline void wgmma_m64n128k32_e4m3(float (&d)[64], uint64_t a, uint64_t b)
     emu::wgmma_e4m3(d, 128, a, b, true);
 }
 inline void wgmma_m64n128k32_e4m3_first(float (&d)[64], uint64_t a, uint64_t b)
+{
+    emu::wgmma_e4m3(d, 128, a, b, false);
+}
+inline void wgmma_m64n128k32_e4m3_again(float (&d)[64], uint64_t a, uint64_t b)
 {
     emu::wgmma_e4m3(d, 128, a, b, false);
 }
