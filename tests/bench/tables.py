@@ -146,14 +146,15 @@ def scales_cuda(rs):
 
 
 def mxfp8_mokd(rs):
-    """Through mokd, by mok-bench layer --beside-bf16: an operation of MXFP8 and the same of BF16, in turn."""
+    """Through mokd, by mok-bench layer --beside-bf16: an operation of MXFP8 and the same of BF16, in turn. The build is told
+    since not all rows are of one."""
     rows = []
     for r in sorted((r for r in rs if "bf16_ms" in r), key=lambda r: (order(r), r["wgrad"], r["transposed"])):
         weights = ("128 x 128" if "tiles" in r["precision"] else "1 x 128") + (", transposed too" if r["transposed"] else "")
         rows.append([r["shape"], r["op"], weights, r["wgrad"] if "backward" in r["op"] else "-", number(r["bf16_ms"], 3), number(r["ms"], 3),
                      number(r["bf16_ms"] / r["ms"], 3), number(r["bf16_queued_ms"] / r["queued_ms"], 3), number(r["dense_tflops"], 0),
-                     number(over_public(r, r["dense_tflops"]), 3)])
-    return table(["shape", "op", "weights", "weight gradients", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued", "dense BF16, TFLOP/s", "over the public pipeline"], rows)
+                     number(over_public(r, r["dense_tflops"]), 3), r["commit"]])
+    return table(["shape", "op", "weights", "weight gradients", "BF16 ms", "MXFP8 ms", "times as fast", "eight queued", "dense BF16, TFLOP/s", "over the public pipeline", "build"], rows)
 
 
 def quantize_cuda(rs):
