@@ -13,7 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "mok/types.h"
 #include "plain.h"
 
 static const char *const verdicts[] = {
@@ -150,16 +149,6 @@ bool doctor_read_line(const char *path, char *ret, size_t size)
 const Mok__StatusReply *doctor_status(const struct doctor *doctor)
 {
     return doctor->status.reply ? doctor->status.reply->status : NULL;
-}
-
-bool doctor_has_gpu_devices(const struct doctor *doctor)
-{
-    const Mok__StatusReply *status = doctor_status(doctor);
-
-    for (size_t i = 0; status && i < status->n_device; i++)
-        if (status->device[i]->kind == MOK_DEVICE_CUDA)
-            return true;
-    return false;
 }
 
 void doctor_examine(const struct mokctl_line *line, struct doctor *ret)

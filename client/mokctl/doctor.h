@@ -45,6 +45,7 @@ cJSON *doctor_json(const struct doctor *doctor);
 /* `remedy` may be NULL. */
 void doctor_say(struct doctor *doctor, const char *name, enum doctor_verdict verdict, const char *remedy,
                 const char *format, ...) _printf_(5, 6);
+/* Of mokd's devices; of those in the configuration where mokd does not answer. */
 bool doctor_has_gpu_devices(const struct doctor *doctor);
 const Mok__StatusReply *doctor_status(const struct doctor *doctor); /* NULL: there is none */
 /* The file that --config names, or that mokd says it reads, or the usual one. */

@@ -39,6 +39,19 @@ without_mokd_it_names_the_socket_and_looks_at_the_rest() {
     says '^ok +config'
 }
 
+# What is said of GPUs is of the file where no mokd answers, whatever this machine and this build have.
+without_mokd_the_devices_are_those_of_the_file() {
+    printf '[device host0]\n[device g]\nmemory = 1G\nkind = cuda\n' >"$dir/gpu.conf"
+    doctor 1 --config "$dir/gpu.conf"
+    ! grep -qE 'none is needed|no GPU$' "$dir/said" || fail "sees no device of kind cuda"
+    $has_driver || says '^FAIL +driver'
+    doctor 1
+    $has_driver || says '^- +driver +no NVIDIA driver and no device of kind cuda: none is needed'
+    mkfifo "$dir/pipe"
+    doctor 1 --config "$dir/pipe"
+    says "^FAIL +config +$dir/pipe: is no regular file"
+}
+
 start() {
     "$build/daemon/mokd/mokd" --config "$dir/mokd.conf" >"$dir/log" 2>&1 7<&- 8<&- 9<&- &
     mokd=$!
@@ -61,6 +74,11 @@ a_well_node_has_no_failure() {
     [ "$(verdict versions)" = ok ] && [ "$(verdict devices)" = ok ] || fail "versions or devices"
     "$build/client/mokctl" doctor >"$dir/said" || true # mokd says which file it reads
     says "^ok +config +$dir/mokd.conf is without error"
+}
+
+with_mokd_the_devices_are_its_own() {
+    "$build/client/mokctl" doctor --config "$dir/gpu.conf" >"$dir/said" || true
+    says "^- +mps +(no GPU|mokd has no GPU: none is needed)\$"
 }
 
 what_is_wrong_is_named_with_a_remedy() {
@@ -242,9 +260,13 @@ report_27_a_limit_of_locked_memory_is_named_by_mokd_and_by_doctor() {
 printf '[device g]\nkind = cuda\nmemory = 1G\n' >"$dir/gpu.conf"
 has_cuda=false
 ! "$build/daemon/mokd/mokd" --check-config --config "$dir/gpu.conf" >/dev/null 2>&1 || has_cuda=true
+has_driver=false
+[ ! -e /proc/driver/nvidia/version ] && ! ldconfig -p | grep -q libcuda.so.1 || has_driver=true
 without_mokd_it_names_the_socket_and_looks_at_the_rest
+without_mokd_the_devices_are_those_of_the_file
 start
 a_well_node_has_no_failure
+with_mokd_the_devices_are_its_own
 what_is_wrong_is_named_with_a_remedy
 a_mokd_that_does_not_answer_is_waited_for_two_seconds
 a_low_limit_of_mokd_is_a_failure
