@@ -324,8 +324,8 @@ static int print_status(const Mok__StatusReply *status)
     char up[64];
 
     duration(status->uptime_ms, up, sizeof(up));
-    printf("mokd %s, pid %" PRIu32 ", up %s, %" PRIu64 " operations, %" PRIu64 " errors\n", status->version,
-           status->pid, up, status->ops_done, status->errors);
+    printf("mokd %s, pid %" PRIu32 ", up %s, %" PRIu64 " operations, %" PRIu64 " %s\n", status->version,
+           status->pid, up, status->ops_done, status->errors, status->errors == 1 ? "error" : "errors");
     print_store(status);
     if (print_devices(status) < 0)
         return -1;

@@ -178,7 +178,7 @@ void mokd_rack_query(struct mokd_session *session, uint64_t id)
 
     if (!session->server->rack) {
         mokd_error_set(&error, -MOK_ESTATE, "this mokd is in no rack: its configuration has no [rack]");
-        mokd_session_refuse(session, id, &error);
+        mokd_session_decline(session, id, &error);
         return;
     }
     _cleanup_free_ struct answer *answer = calloc(1, sizeof(*answer));

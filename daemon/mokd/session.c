@@ -252,19 +252,25 @@ static void send_reply(struct mokd_session *session, uint64_t id, Mok__Reply *re
         transmit_failed(session, r);
 }
 
-void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct mokd_error *error)
+void mokd_session_decline(struct mokd_session *session, uint64_t id, const struct mokd_error *error)
 {
     Mok__Reply reply = MOK__REPLY__INIT;
-    char clean[MOKD_TEXT_MAX];
 
     reply.code = error->code;
     reply.text = (char *)error->text;
+    send_reply(session, id, &reply, NULL, 0);
+}
+
+void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct mokd_error *error)
+{
+    char clean[MOKD_TEXT_MAX];
+
     if (session->state != MOKD_SESSION_CLOSING) {
         session->server->errors++;
         mok_log(MOK_LOG_DEBUG, "request", "refused", "session=%" PRIu64 " uid=%u code=%s error=\"%s\"", session->id,
                 session->peer.uid, mok_error_symbol(error->code), mok_log_text(clean, sizeof(clean), error->text));
     }
-    send_reply(session, id, &reply, NULL, 0);
+    mokd_session_decline(session, id, error);
 }
 
 void mokd_call_reply(struct mokd_call *call, Mok__Reply *reply, const int *fds, size_t count)

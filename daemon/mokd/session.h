@@ -113,6 +113,8 @@ void mokd_call_fail(struct mokd_call *call, const struct mokd_error *error);
 
 /* Answers a request on the spot: refusal, with the sentence. */
 void mokd_session_refuse(struct mokd_session *session, uint64_t id, const struct mokd_error *error);
+/* As a refusal, to a question of which that is an answer like any other: nobody's error, and not counted. */
+void mokd_session_decline(struct mokd_session *session, uint64_t id, const struct mokd_error *error);
 
 /* resume.c: a Hello that wants to go on with a session; a session that wants its groups again. */
 void mokd_session_resume(struct mokd_session *guest, uint64_t id, const Mok__Hello *hello);

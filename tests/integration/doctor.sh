@@ -81,6 +81,25 @@ with_mokd_the_devices_are_its_own() {
     says "^- +mps +(no GPU|mokd has no GPU: none is needed)\$"
 }
 
+errors() { "$build/client/mokctl" status --json | jq .errors; }
+to_be_examined_is_no_error_of_mokd() {
+    doctor 0
+    [ "$(errors)" = 0 ] || fail "mokctl doctor was counted as $(errors) errors"
+    says '^- +peers +this node is in no rack'
+    ! "$build/client/mokctl" rack >"$dir/said" 2>&1 || fail "mokctl rack has a rack"
+    says 'this mokd is in no rack'
+    [ "$(errors)" = 0 ] || fail "mokctl rack was counted as $(errors) errors"
+}
+
+what_mokd_refuses_is_counted() {
+    local want
+    for want in '1 error' '2 errors'; do
+        ! "$build/client/mokctl" layer --explain 77 >"$dir/said" 2>&1 || fail "there is a layer 77"
+        "$build/client/mokctl" status >"$dir/said"
+        says "operations, $want\$"
+    done
+}
+
 what_is_wrong_is_named_with_a_remedy() {
     "$build/client/mokctl" drain host0 >/dev/null
     doctor 0
@@ -267,6 +286,8 @@ without_mokd_the_devices_are_those_of_the_file
 start
 a_well_node_has_no_failure
 with_mokd_the_devices_are_its_own
+to_be_examined_is_no_error_of_mokd
+what_mokd_refuses_is_counted
 what_is_wrong_is_named_with_a_remedy
 a_mokd_that_does_not_answer_is_waited_for_two_seconds
 a_low_limit_of_mokd_is_a_failure
