@@ -356,9 +356,9 @@ static int usage(FILE *file)
     fprintf(file,
             ")\n"
             "  --op forward|backward|both   what to time (default forward; both: one behind the other)\n"
-            "  --precision bf16|mxfp8|mxfp8-tiles|mxfp8-per32   of the experts (default bf16; mxfp8: scales of 128 values,\n"
-            "                          of weights of 1 x 128, or of tiles of 128 x 128; mxfp8-per32: of 32 values)\n"
-            "  --transposed            with mxfp8-tiles: weights are bound transposed, too\n"
+            "  --precision NAME        of the experts: bf16 (default), mxfp8-per32, mxfp8-per128 (or mxfp8; weights have scales\n"
+            "                          of 1 x 128), mxfp8-per128-tiles (or mxfp8-tiles; of 128 x 128)\n"
+            "  --transposed            with tiles: weights are bound transposed, too\n"
             "  --beside-bf16           a BF16 layer of the same shape in turn with it, in one process\n"
             "  --no-dense              no dense product in turn with it, which needs cuBLAS (MOK_CUBLAS: where it is)\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
@@ -382,7 +382,10 @@ static uint32_t name_of(const char *option, const char *text, const char *const 
     for (uint32_t i = 0; i < count; i++)
         if (strcmp(text, names[i]) == 0)
             return i;
-    fprintf(stderr, "mok-bench: --%s is '%s'; see --help\n", option, text);
+    fprintf(stderr, "mok-bench: --%s is '%s', must be one of", option, text);
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(stderr, "%s %s", i ? "," : "", names[i]);
+    fputc('\n', stderr);
     exit(2);
 }
 
@@ -390,8 +393,10 @@ static void parse(int argc, char **argv, struct options *o)
 {
     static const char *const ops[] = { "forward", "backward", "both" }, *const contexts[] = { "full", "recompute" },
                              *const types[] = { "f32", "bf16" }, *const operands[] = { "bf16", "mxfp8" },
-                             *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles", "mxfp8-per32" };
-    static const uint32_t precision[] = { MOK_BF16, MOK_MXFP8_PER128, MOK_MXFP8_PER128, MOK_MXFP8_PER32 };
+                             *const precisions[] = { "bf16",  "mxfp8-per32", "mxfp8-per128", "mxfp8-per128-tiles",
+                                                     "mxfp8", "mxfp8-tiles" };
+    static const uint32_t precision[] = { MOK_BF16,         MOK_MXFP8_PER32,  MOK_MXFP8_PER128,
+                                          MOK_MXFP8_PER128, MOK_MXFP8_PER128, MOK_MXFP8_PER128 };
     static const struct option options[] = {
         { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
         { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
@@ -442,8 +447,8 @@ static void parse(int argc, char **argv, struct options *o)
             o->backward = o->both || strcmp(optarg, "backward") == 0;
             break;
         case 'x':
-            o->precision = precision[name_of("precision", optarg, precisions, 4)];
-            o->tiles = strcmp(optarg, "mxfp8-tiles") == 0;
+            o->precision = precision[name_of("precision", optarg, precisions, 6)];
+            o->tiles = strstr(optarg, "-tiles") != NULL;
             break;
         case 'q':
             o->transposed = true;
