@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "bench.h"
 #include "layer_cuda.h"
@@ -489,6 +491,36 @@ static void parse(int argc, char **argv, struct options *o)
     }
 }
 
+/* Whether the engine finds a GPU. A child asks: CUDA starts in this process once mokd runs, and not before. */
+static bool finds_gpu(const char *mps_pipe)
+{
+    pid_t child = fork();
+    int status;
+
+    if (child == 0) {
+        struct mok_engine_config config = { .index = 0 };
+        struct mok_device_limits limits;
+        struct mok_message message = { "" };
+
+        if (mps_pipe)
+            setenv("CUDA_MPS_PIPE_DIRECTORY", mps_pipe, 1);
+        int r = mok_cuda_engine.probe(&config, &limits, &message);
+        if (r < 0)
+            fprintf(stderr, "mok-bench: %s\n", message.text);
+        _exit(r < 0);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+static bool is_shape(const char *name)
+{
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+        if (!name || strcmp(name, shapes[i].name) == 0)
+            return true;
+    fprintf(stderr, "mok-bench: --shape is '%s'; --help names those that there are\n", name);
+    return false;
+}
+
 int bench_layer_cuda(int argc, char **argv)
 {
     struct options o = { .tokens = 2048,
@@ -504,9 +536,13 @@ int bench_layer_cuda(int argc, char **argv)
     size_t count = sizeof(shapes) / sizeof(shapes[0]);
     char lines[400] = "";
     struct stack stack;
-    int r = 0, matched = 0;
+    int r = 0;
 
     parse(argc, argv, &o);
+    if (!is_shape(o.shape))
+        return 2;
+    if (!finds_gpu(pipe))
+        return 77;
     o.dense = o.dense && dense_cuda_load();
     if (pipe)
         snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s", pipe);
@@ -526,12 +562,9 @@ int bench_layer_cuda(int argc, char **argv)
     for (size_t i = 0; i < count && r == 0; i++) {
         if (o.shape ? strcmp(o.shape, shapes[i].name) != 0 : i == count - 1)
             continue;
-        matched++;
         r = run_shape(&o, &shapes[i], stack.socket);
     }
-    if (!matched)
-        fprintf(stderr, "mok-bench: no shape '%s'\n", o.shape);
     if (stack_stop(&stack) != 0)
         r = -1;
-    return !matched ? 2 : r == 0 ? 0 : 1;
+    return r == 0 ? 0 : 1;
 }
