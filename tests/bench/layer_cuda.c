@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "bench.h"
 #include "layer_cuda.h"
@@ -356,9 +358,9 @@ static int usage(FILE *file)
     fprintf(file,
             ")\n"
             "  --op forward|backward|both   what to time (default forward; both: one behind the other)\n"
-            "  --precision bf16|mxfp8|mxfp8-tiles|mxfp8-per32   of the experts (default bf16; mxfp8: scales of 128 values,\n"
-            "                          of weights of 1 x 128, or of tiles of 128 x 128; mxfp8-per32: of 32 values)\n"
-            "  --transposed            with mxfp8-tiles: weights are bound transposed, too\n"
+            "  --precision NAME        of the experts: bf16 (default), mxfp8-per32, mxfp8-per128 (or mxfp8; weights have scales\n"
+            "                          of 1 x 128), mxfp8-per128-tiles (or mxfp8-tiles; of 128 x 128)\n"
+            "  --transposed            with tiles: weights are bound transposed, too\n"
             "  --beside-bf16           a BF16 layer of the same shape in turn with it, in one process\n"
             "  --no-dense              no dense product in turn with it, which needs cuBLAS (MOK_CUBLAS: where it is)\n"
             "  --ep N                  ranks, a device of mokd each (1..16; default 1)\n"
@@ -382,7 +384,10 @@ static uint32_t name_of(const char *option, const char *text, const char *const 
     for (uint32_t i = 0; i < count; i++)
         if (strcmp(text, names[i]) == 0)
             return i;
-    fprintf(stderr, "mok-bench: --%s is '%s'; see --help\n", option, text);
+    fprintf(stderr, "mok-bench: --%s is '%s', must be one of", option, text);
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(stderr, "%s %s", i ? "," : "", names[i]);
+    fputc('\n', stderr);
     exit(2);
 }
 
@@ -390,8 +395,10 @@ static void parse(int argc, char **argv, struct options *o)
 {
     static const char *const ops[] = { "forward", "backward", "both" }, *const contexts[] = { "full", "recompute" },
                              *const types[] = { "f32", "bf16" }, *const operands[] = { "bf16", "mxfp8" },
-                             *const precisions[] = { "bf16", "mxfp8", "mxfp8-tiles", "mxfp8-per32" };
-    static const uint32_t precision[] = { MOK_BF16, MOK_MXFP8_PER128, MOK_MXFP8_PER128, MOK_MXFP8_PER32 };
+                             *const precisions[] = { "bf16",  "mxfp8-per32", "mxfp8-per128", "mxfp8-per128-tiles",
+                                                     "mxfp8", "mxfp8-tiles" };
+    static const uint32_t precision[] = { MOK_BF16,         MOK_MXFP8_PER32,  MOK_MXFP8_PER128,
+                                          MOK_MXFP8_PER128, MOK_MXFP8_PER128, MOK_MXFP8_PER128 };
     static const struct option options[] = {
         { "json", no_argument, NULL, 'j' },          { "engine", required_argument, NULL, 'e' },
         { "shape", required_argument, NULL, 's' },   { "tokens", required_argument, NULL, 't' },
@@ -442,8 +449,8 @@ static void parse(int argc, char **argv, struct options *o)
             o->backward = o->both || strcmp(optarg, "backward") == 0;
             break;
         case 'x':
-            o->precision = precision[name_of("precision", optarg, precisions, 4)];
-            o->tiles = strcmp(optarg, "mxfp8-tiles") == 0;
+            o->precision = precision[name_of("precision", optarg, precisions, 6)];
+            o->tiles = strstr(optarg, "-tiles") != NULL;
             break;
         case 'q':
             o->transposed = true;
@@ -484,6 +491,36 @@ static void parse(int argc, char **argv, struct options *o)
     }
 }
 
+/* Whether the engine finds a GPU. A child asks: CUDA starts in this process once mokd runs, and not before. */
+static bool finds_gpu(const char *mps_pipe)
+{
+    pid_t child = fork();
+    int status;
+
+    if (child == 0) {
+        struct mok_engine_config config = { .index = 0 };
+        struct mok_device_limits limits;
+        struct mok_message message = { "" };
+
+        if (mps_pipe)
+            setenv("CUDA_MPS_PIPE_DIRECTORY", mps_pipe, 1);
+        int r = mok_cuda_engine.probe(&config, &limits, &message);
+        if (r < 0)
+            fprintf(stderr, "mok-bench: %s\n", message.text);
+        _exit(r < 0);
+    }
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+static bool is_shape(const char *name)
+{
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+        if (!name || strcmp(name, shapes[i].name) == 0)
+            return true;
+    fprintf(stderr, "mok-bench: --shape is '%s'; --help names those that there are\n", name);
+    return false;
+}
+
 int bench_layer_cuda(int argc, char **argv)
 {
     struct options o = { .tokens = 2048,
@@ -499,9 +536,13 @@ int bench_layer_cuda(int argc, char **argv)
     size_t count = sizeof(shapes) / sizeof(shapes[0]);
     char lines[400] = "";
     struct stack stack;
-    int r = 0, matched = 0;
+    int r = 0;
 
     parse(argc, argv, &o);
+    if (!is_shape(o.shape))
+        return 2;
+    if (!finds_gpu(pipe))
+        return 77;
     o.dense = o.dense && dense_cuda_load();
     if (pipe)
         snprintf(lines, sizeof(lines), "sharing = mps\nmps_pipe = %s", pipe);
@@ -521,12 +562,9 @@ int bench_layer_cuda(int argc, char **argv)
     for (size_t i = 0; i < count && r == 0; i++) {
         if (o.shape ? strcmp(o.shape, shapes[i].name) != 0 : i == count - 1)
             continue;
-        matched++;
         r = run_shape(&o, &shapes[i], stack.socket);
     }
-    if (!matched)
-        fprintf(stderr, "mok-bench: no shape '%s'\n", o.shape);
     if (stack_stop(&stack) != 0)
         r = -1;
-    return !matched ? 2 : r == 0 ? 0 : 1;
+    return r == 0 ? 0 : 1;
 }
