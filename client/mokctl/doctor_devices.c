@@ -23,11 +23,11 @@ static bool status_has_gpu(const Mok__StatusReply *status)
 }
 
 /* inih's handler: one key = value. */
-static int take_key(void *cookie, const char *section, const char *name, const char *value)
+static int take_key(void *cookie, const char *section, const char *key, const char *value)
 {
     bool *found = cookie;
 
-    if (strncmp(section, "device ", 7) == 0 && strcmp(name, "kind") == 0 && value)
+    if (strncmp(section, "device ", 7) == 0 && strcmp(key, "kind") == 0 && value)
         *found = *found || mok_word_find(&mok_device_kinds, value) == MOK_DEVICE_CUDA;
     return 1;
 }
