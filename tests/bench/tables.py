@@ -42,12 +42,18 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
+def build(r):
+    return r.get("commit") or f"of {r['date']}"
+
+
 def origin(rs):
-    """When, on what, and how; of many commands the first ones, since a row's own stands in its record."""
+    """When, on what, of which builds, and how; of many commands the first ones, since a row's own stands in its record."""
     first = rs[0]
+    builds = sorted({build(r) for r in rs}) if first["device"].startswith("NVIDIA") else []
     commands = sorted({r["command"] for r in rs})
     more = f", and {len(commands) - SHOWN} more" if len(commands) > SHOWN else ""
-    return f"{first['date']}, {first['device']}; {first['driver']}; " + ", ".join(f"`{c}`" for c in commands[:SHOWN]) + more
+    of = f"build {', '.join(builds)}; " if builds else ""
+    return f"{first['date']}, {first['device']}; {first['driver']}; {of}" + ", ".join(f"`{c}`" for c in commands[:SHOWN]) + more
 
 
 def queue(rs):
@@ -186,14 +192,14 @@ def layer_cuda(rs):
         over = r.get("over_baseline") or (r["ms"] / r["peer_ms"] if r.get("peer_ms") else None)
         peer_ms = r.get("peer_ms") or (r["ms"] / over if over else None)
         what = r.get("peer") or r.get("what") or "-"
-        rows.append([r["shape"], r["op"], str(r["ep"]), number(r["ms"], 3), number(peer_ms, 3), number(over, 3), percent(r["share_of_dense"]), what])
-    return table(["shape", "op", "EP", "ms", "baseline ms", "over the baseline", "of dense", "entry or baseline"], rows)
+        rows.append([r["shape"], r["op"], str(r["ep"]), number(r["ms"], 3), number(peer_ms, 3), number(over, 3), percent(r["share_of_dense"]), what, build(r)])
+    return table(["shape", "op", "EP", "ms", "baseline ms", "over the baseline", "of dense", "entry or baseline", "build"], rows)
 
 
 def daemon_cuda(rs):
     rows = [[r["shape"], r["op"], str(r["ep"]), str(r.get("gpus", 1)), r["routing"], r["sharing"], number(r["ms"], 3), number(r["peer_ms"], 3), number(r["cost_us"], 0),
-             number(r["queued_cost_us"], 0)] for r in sorted(rs, key=lambda r: (r["sharing"], order(r)))]
-    return table(["shape", "op", "EP", "GPUs", "routing", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued"], rows)
+             number(r["queued_cost_us"], 0), build(r)] for r in sorted(rs, key=lambda r: (r["sharing"], order(r)))]
+    return table(["shape", "op", "EP", "GPUs", "routing", "sharing", "through mokd ms", "in process ms", "cost us", "cost us, eight queued", "build"], rows)
 
 
 def mokd_cuda(rs):
