@@ -255,7 +255,7 @@ bool mokd_collective_refuse(struct mokd_group *group, uint64_t index, const stru
 void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct group_params *params,
                           uint64_t timeout_ms)
 {
-    struct mokd_collective *collective;
+    struct mokd_collective *collective = NULL;
     struct mokd_error error = { 0 };
 
     if (is_forgotten(member->group, member->next_collective)) {
@@ -265,7 +265,7 @@ void mokd_collective_call(struct mokd_member *member, uint64_t id, const struct 
     } else if (arrive(member, timeout_ms, &collective) < 0) {
         mokd_error_set(&error, -MOK_ENOMEM, "mokd is out of memory");
     }
-    if (error.code < 0) {
+    if (!collective) {
         mokd_session_refuse(member->session, id, &error);
         return;
     }

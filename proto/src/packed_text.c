@@ -67,7 +67,7 @@ static void mend_text(struct span text)
 
 void mok_packed_text_mend(const ProtobufCMessageDescriptor *type, uint8_t *bytes, size_t size)
 {
-    struct span rest = { bytes, bytes + size }, value;
+    struct span rest = { bytes, bytes + size }, value = { 0 };
     uint64_t tag;
 
     while (take_varint(&rest, &tag) && take_value(&rest, tag & 7, &value)) {
